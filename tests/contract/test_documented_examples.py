@@ -85,6 +85,8 @@ def test_no_example_is_left_untried() -> None:
 
 
 GUIDES = sorted(path for folder in ("tutorials", "how-to") for path in (PAGE.parent / folder).glob("*.md"))
+# They search among thousands of candidates, or predict every remedy of a network of hundreds of layers.
+SLOW = ("best-strategy", "what-is-slow")
 PROGRAMS = {"paradl-bench": paradl_bench.cli.group, "calibrate": calibrate.cli.group, "predict": predict.cli.group}
 NUMBER = re.compile(r"[-+]?\d{1,15}(\.\d{1,9})?(e[-+]\d\d)?")
 RUN = re.compile(r"```(shell|python)\n(.*?)```\n(?:\n```text\n(.*?)```)?", re.DOTALL)
@@ -160,7 +162,10 @@ def run_block(kind: str, code: str, names: dict[str, object]) -> str:
     return printed.read()
 
 
-@pytest.mark.parametrize("page", GUIDES, ids=lambda page: page.stem)
+@pytest.mark.parametrize(
+    "page",
+    [pytest.param(page, id=page.stem, marks=[pytest.mark.slow] * (page.stem in SLOW)) for page in GUIDES],
+)
 def test_examples_of_guides_print_what_stands_below(
     page: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -186,9 +186,12 @@ def run_cases(cases: list[dict[str, Any]], context: RankContext) -> dict[str, An
 
 def main(cases: Path, result: Path) -> None:
     with join_ranks("gloo", "cpu", timeout_s=60) as context:
-        # What was imported stays: a collection after each case is to be of that case.
+        asked = json.loads(cases.read_text())
+        for name in {case["network"]: None for case in asked if isinstance(case["network"], str)}:
+            traced(name)
+        # What was imported and traced stays: a collection after each case is to be of that case.
         gc.freeze()
-        found = run_cases(json.loads(cases.read_text()), context)
+        found = run_cases(asked, context)
         if context.rank == 0:
             result.write_text(json.dumps(found))
 

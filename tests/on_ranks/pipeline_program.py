@@ -338,7 +338,9 @@ def apart(pairs: Iterable[tuple[torch.Tensor, torch.Tensor]]) -> float:
 
 def main(cases: list[str]) -> None:
     with join_ranks("gloo", "cpu", timeout_s=60) as context:
-        # What was imported stays: a collection after each case is to be of that case.
+        for name in {text.partition(":")[0]: None for text in cases}:
+            traced(name, os.environ.get(drawn_networks.KEPT, ""))
+        # What was imported and traced stays: a collection after each case is to be of that case.
         gc.freeze()
         for text in cases:
             try:

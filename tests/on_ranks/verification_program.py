@@ -7,6 +7,7 @@ break. The result has, by case, the line of the verification and what differs fi
 from __future__ import annotations
 
 import contextlib
+import functools
 import gc
 import json
 import sys
@@ -23,6 +24,7 @@ from paradl_bench.measure.proof import proving
 from paradl_bench.measure.proof.prove import Subject, prove
 from paradl_bench.measure.proof.reference import JoinedRanks
 from paradl_bench.measure.tracing.tracing import trace_network
+from paradl_bench.network.graph import ModelGraph
 from paradl_bench.network.models.catalog import LoadedModel, load_model
 from paradl_bench.plan.axes.kind import Trait
 from paradl_bench.plan.axis_planner import steps_of
@@ -179,11 +181,17 @@ def _told(text: str) -> Iterator[None]:
         raise AssertionError(f"{text}: {error}") from error
 
 
+@functools.cache
+def traced(name: str) -> ModelGraph:
+    """Once for all cases of a network."""
+    return trace_network(load_model(f"verification_program:{name}"))
+
+
 def run(text: str, context: RankContext) -> dict[str, Any]:
     """What a proof says of one case."""
     name, axes, wrong, *options = text.split(":")
     model = load_model(f"verification_program:{name}")
-    network, strategy = trace_network(model), parse_strategy(axes)
+    network, strategy = traced(name), parse_strategy(axes)
     chosen = {key: int(value) if value.isdigit() else value for key, value in (o.split("=") for o in options)}
     if "recompute" in chosen:
         chosen["recompute"] = (chosen["recompute"],)
@@ -221,6 +229,9 @@ def main(result: Path, cases: list[str]) -> None:
     # Models are found by the name of their module, and this one runs as a program.
     sys.modules["verification_program"] = sys.modules[__name__]
     with join_ranks("gloo", "cpu", timeout_s=120) as context:
+        for name in {text.partition(":")[0]: None for text in cases}:
+            traced(name)
+        # What was imported and traced stays: a collection after each case is to be of that case.
         gc.freeze()
         found = {text: run(text, context) for text in cases}
         if context.rank == 0:

@@ -140,7 +140,7 @@ class Diverging(Biased):
 """
 
 COMPARE = """
-import gc, json, os, sys
+import functools, gc, json, os, sys
 import msgspec
 import torch
 from torch.nn.parallel import DistributedDataParallel
@@ -157,6 +157,10 @@ from paradl_bench.strategies.data.fusion.fusion_file import parse_fusion
 from paradl_bench.strategies.exchange.fused_module import FusedModule
 from paradl_bench.strategies.nesting.catalog import planner_for
 
+@functools.cache
+def traced(model):
+    return trace_network(load_model(model))
+
 def compare(case, context):
     name, text, cap_mb, batch_norm, *words = case.split()
     axes, options = read_options({name: int(value) if value.isdigit() else value
@@ -172,8 +176,7 @@ def compare(case, context):
         input_shape=None, strategy=strategy, batch=4 * context.ranks,
         device="cpu", verify=False,
         axes=axes, batch_norm=batch_norm, **options)
-    model = load_model(request.model)
-    network = trace_network(model)
+    model, network = load_model(request.model), traced(request.model)
     request = with_messages(request, network)
     trainer = Trainer(model, request, context)
     network = trainer.try_alone(network)
@@ -196,6 +199,10 @@ sys.path.append(sys.argv[1])
 before = threads()
 with join_ranks("gloo", "cpu", timeout_s=60) as context:
     assert threads() > before
+    for name in dict.fromkeys(case.split()[0] for case in sys.argv[2:]):
+        traced(f"networks:{name}")
+    # What was traced stays: a collection after each case is to be of that case.
+    gc.freeze()
     found = context.gather({case: compare(case, context) for case in sys.argv[2:]}, dict)
     if context.rank == 0:
         open(sys.argv[1] + "/found.json", "w").write(json.dumps(found))

@@ -17,7 +17,7 @@ from paradl_bench.core.errors import UserError, WorkError
 from paradl_bench.ranks.environment import ALLOCATOR_VARIABLES
 from paradl_bench.ranks.launcher import launch_ranks
 
-pytestmark = [pytest.mark.distributed, pytest.mark.own_interpreters]
+pytestmark = pytest.mark.distributed
 
 # A program as a user's command is one: errors are one line on stderr, and the exit code says whose they are.
 PROGRAM = """
@@ -78,6 +78,7 @@ def read(where: Path, ranks: int) -> list[dict[str, object]]:
     return [json.loads((where / f"{rank}.json").read_text()) for rank in range(ranks)]
 
 
+@pytest.mark.own_interpreters
 def test_ranks_join_with_a_core_and_a_thread_each(program: str) -> None:
     found = launch(program, "join")
     cores = sorted(os.sched_getaffinity(0))

@@ -19,9 +19,9 @@ from strangers import JOINS_AS_RANK_1, PRIES, WRITES_KEYS, network_of_its_own, s
 from paradl_bench.core.errors import WorkError
 from paradl_bench.ranks.launcher import launch_ranks
 
-pytestmark = [pytest.mark.distributed, pytest.mark.own_interpreters]
+pytestmark = pytest.mark.distributed
 
-TRAIN = ["train", "alexnet", "--strategy", "d2", "--batch", "8", "--input-shape", "3x64x64", "--iterations", "4"]
+TRAIN = ["train", "squeezenet1_0", "--strategy", "d2", "--batch", "8", "--input-shape", "3x64x64", "--iterations", "4"]
 
 
 def command(output: Path, *options: str) -> list[str]:

@@ -34,14 +34,14 @@ def run(where: Path, *words: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(words, cwd=where, env=environment, capture_output=True, text=True, timeout=240, check=False)
 
 
-TRAIN = ("train", "alexnet", "--strategy", "d2", "--batch", "4", "--input-shape", "3x64x64", "--iterations", "2")
+TRAIN = ("train", "squeezenet1_0", "--strategy", "d2", "--batch", "4", "--input-shape", "3x64x64", "--iterations", "2")
 
 
 @pytest.mark.parametrize(
     "words",
     [
-        ("models",),
-        ("describe", "alexnet"),
+        # Training loads and describes a model too.
+        *(pytest.param(words, marks=pytest.mark.slow) for words in (("models",), ("describe", "alexnet"))),
         pytest.param((*TRAIN, "-o", "out"), marks=pytest.mark.distributed),
     ],
     ids=lambda words: words[0],

@@ -31,6 +31,7 @@ from paradl_bench.plan.settings import PlanSettings
 from paradl_bench.strategies.tensor.sequence.options import SequenceOptions
 from predict.cli import group
 from predict.costs.cost_model import CostModel
+from predict.costs.memory_estimate import EstimatedMemory
 from predict.search.candidates.space import Space, find_space, hold_activations_of
 from predict.search.pricing.estimate import Estimates
 from predict.search.pricing.memory_bound import MemoryBounds
@@ -73,9 +74,22 @@ def named(space: Space) -> list[str]:
     return [str(space.strategies[index]) for index in space.strategy]
 
 
+@cache
+def held_by_all(name: str, dtype: str, device: str) -> tuple[CostModel, Space, list[EstimatedMemory]]:
+    """The candidates of 4 ranks, and what each holds: several tests ask for it, and to walk them all takes seconds."""
+    costs = CostModel(profile=profile_on(network_of(name), device), network=network_of(name), dtype=dtype)
+    settings = PlanSettings(batch=8, blocking=True, dtype=dtype, device=device)
+    space = find_space(costs.network, settings, 4, (), computed_in=(dtype, ""))
+    strategies = [space.strategies[index] for index in space.strategy]
+    return costs, space, [costs.memory(each, space.settings_of(c)) for c, each in enumerate(strategies)]
+
+
 @pytest.mark.parametrize(
     ("name", "ranks", "batch"),
-    [(TOKENS, 2, 2), (TOKENS, 4, 4), (EXPERTS, 2, 2), ("units", 4, 4), ("chain", 8, 8)],
+    [
+        *((TOKENS, 2, 2), (EXPERTS, 2, 2), ("units", 4, 4)),
+        *(pytest.param(*larger, marks=pytest.mark.slow) for larger in ((TOKENS, 4, 4), ("chain", 8, 8))),
+    ],
 )
 def test_the_best_found_is_that_of_predicting_all(tmp_path: Path, name: str, ranks: int, batch: int) -> None:
     costs = costs_of(name)
@@ -138,16 +152,13 @@ def test_no_stage_of_zero_is_faster_than_its_estimate(name: str, *, blocking: bo
     ids=["tokens", "experts", "copies of experts"],
 )
 def test_no_nested_candidate_holds_less_than_its_bound(name: str, nested: set[str], dtype: str, device: str) -> None:
-    network = network_of(name)
-    costs = CostModel(profile=profile_on(network, device), network=network, dtype=dtype)
-    settings = PlanSettings(batch=8, blocking=True, dtype=dtype, device=device)
-    space = find_space(network, settings, 4, (), computed_in=(dtype, ""))
+    costs, space, uses = held_by_all(name, dtype, device)
     names, points = named(space), [space.settings_of(c) for c in range(len(space))]
     assert nested <= set(names)
     in_parts = {names[c] for c, point in enumerate(points) if point.of(SequenceOptions).on and point.recompute}
     assert in_parts >= ({"d2t2", "p2t2"} if name == TOKENS else set())
-    peaks = [costs.memory(space.strategies[space.strategy[c]], point).peak_bytes for c, point in enumerate(points)]
-    memory_bounds = MemoryBounds(costs, space, SharedWorks(as_held(network, dtype), space.settings))
+    peaks = [use.peak_bytes for use in uses]
+    memory_bounds = MemoryBounds(costs, space, SharedWorks(as_held(costs.network, dtype), space.settings))
     # Where nothing fits, the parameters alone are looked at.
     for within in (math.inf, 0.0):
         bounds = memory_bounds.of(space, within)
@@ -184,9 +195,7 @@ def test_shared_layers_are_bounded_from_below(name: str, ranks: int, nested: set
 
 @pytest.mark.parametrize("name", ["units", TOKENS])
 def test_activations_of_one_rule_out_others_that_hold_them(name: str) -> None:
-    costs = costs_of(name)
-    space = find_space(costs.network, PlanSettings(batch=8, blocking=True), 4, ())
-    uses = [costs.memory(space.strategies[space.strategy[c]], space.settings_of(c)) for c in range(len(space))]
+    _, space, uses = held_by_all(name, "fp32", "cpu")
     peaks = np.array([use.peak_bytes for use in uses])
     several = 0
     for candidate, use in enumerate(uses):
