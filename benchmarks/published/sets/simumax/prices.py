@@ -5,7 +5,14 @@ What Megatron-LM and TransformerEngine run beside a network's layers is priced w
 - gradients that meet where several layers read one tensor are added (autograd);
 - the gradient of the embedding is set to zero as a whole before rows are added (autograd);
 - what is exchanged for heads is put in order before it is sent and when it is there (``flash_attn_a2a_communicate``);
-- rows are sorted by expert once they are there, and by rank before they go back (``MoEAlltoAllTokenDispatcher``).
+- rows are transposed by expert once they are there, and by rank before they go back (``MoEAlltoAllTokenDispatcher``,
+  which copies equal rows by torch);
+- queries and values are copied out of the product that made them beside keys, and gradients are written side by side
+  (``SelfAttention.get_query_key_value_tensors``, ``get_qkv_layout``, ``SplitAlongDim``).
+
+A share of the memory's bandwidth is of the bytes that the file's publisher divides by. These are those of
+``test_ce_permute_efficiency.py``: of a loss all logits twice, forward and backward, and of one of the two kernels
+that move tokens to rows and back the tokens once and the rows three times.
 """
 
 from __future__ import annotations
@@ -85,9 +92,7 @@ class Prices:
 
     def _seconds(self, layer: Layer, stage: KernelStage) -> float:
         if layer.kind == "loss":
-            # Logits of bf16: read forward, read and written backward.
-            logits = WIDTH_BYTES * layer.input_elements
-            return self._moved_s(logits * (1 if stage == "FW" else 2), "ce_fusion")
+            return self._moved_s(2 * WIDTH_BYTES * layer.input_elements, "ce_fusion")
         if layer.kind == "embedding" and stage == "BW":
             return self._dense_gradient_s(layer)
         halves = layer.kind in ("linear", "grouped_matmul") and stage == "BW"
@@ -100,24 +105,34 @@ class Prices:
         return self._moved_s(whole, "default") + self._moved_s(rows, "default")
 
     def _put_in_order_s(self, layer: Layer, stage: KernelStage) -> float:
-        """Copies around what a layer reads or makes; of attention two a tensor, forward as backward."""
+        """Copies around what a layer reads or makes; of what is exchanged two a tensor, forward as backward."""
         if layer.kind == "grouped_matmul":
-            rows = self._rows(layer.input_shapes[0][0]) * self._beside.width
-            return self._moved_s(2 * rows * WIDTH_BYTES, self._order_of(stage))
-        if layer.kind == "attention" and self._beside.by_heads:
-            exchanged = (*layer.input_shapes[:3], layer.output_shape)
-            return sum(2 * self._moved_s(2 * math.prod(shape) * WIDTH_BYTES, "default") for shape in exchanged)
-        return 0.0
+            return self._copied_s(self._rows(layer.input_shapes[0][0]) * self._beside.width)
+        if layer.kind != "attention":
+            return 0.0
+        query, key, value = (math.prod(shape) for shape in layer.input_shapes[:3])
+        copied_s = 0.0
+        if self._beside.qkv_features and query > key:
+            apart = (query, value) if stage == "FW" else (query + key + value,)
+            copied_s += sum(map(self._copied_s, apart))
+        if self._beside.by_heads:
+            exchanged = (query, key, value, layer.output_elements)
+            copied_s += sum(2 * self._copied_s(elements) for elements in exchanged)
+        return copied_s
+
+    def _copied_s(self, elements: int) -> float:
+        return self._moved_s(2 * elements * WIDTH_BYTES, "default")
 
     def _rows(self, rows: int) -> int:
         """Each expert has as many of each rank."""
         return self._beside.experts * math.ceil(rows / self._beside.experts)
 
     def _rows_moved_s(self, layer: Layer, stage: KernelStage) -> float:
-        """Tokens to the rows of their experts, or rows added up by token."""
+        """Tokens to the rows of their experts, or rows added up by token: half of what was timed with four launches."""
         tokens, *further = (math.prod(shape) for shape in layer.input_shapes)
         rows = layer.output_elements if layer.kind == "gather" else max(further)
-        return self._moved_s((tokens + rows) * WIDTH_BYTES, self._order_of(stage))
+        order = "permute_fwd" if stage == "FW" else "permute_bwd"
+        return self._moved_s((tokens + 3 * rows) * WIDTH_BYTES, order, launches=2)
 
     def _kernel(self, layer: Layer, stage: KernelStage) -> float:
         if layer.kind == "gather" or layer.attributes.get("function") == "index_add":
@@ -139,13 +154,10 @@ class Prices:
             sizes["batch"] = self._rows(sizes["batch"])
         return share * self._times[_key(shape.kind, shape.stage, sizes, shape.settings)]
 
-    def _order_of(self, stage: KernelStage) -> str:
-        return "permute_fwd" if stage == "FW" else "permute_bwd"
-
-    def _moved_s(self, size_bytes: float, name: str) -> float:
-        """Of a kernel that memory bounds: the file has its share of the bandwidth, and its latency."""
+    def _moved_s(self, size_bytes: float, name: str, launches: int = 1) -> float:
+        """Of kernels that memory bounds: the file has their share of the bandwidth, and the latency of each."""
         rate, latency_s = self._memory[name]
-        return size_bytes / rate + latency_s
+        return size_bytes / rate + launches * latency_s
 
 
 def readers_of(network: ModelGraph) -> dict[str, int]:

@@ -52,6 +52,10 @@ CAUSES = (
     "The scripts' settings count since results had been seen, and so does what Megatron-LM adds up and sends.",
     "What a network's layers leave out counts since results had been seen: rotated positions, sums of gradients, copies"
     " around all-to-alls, the padded vocabulary, the memory's share in updates.",
+    "Bytes as the publisher's benchmarks count them, of losses and of moved rows, count since results had been seen,"
+    " and so do copies of queries, values and rows that Megatron-LM and TransformerEngine make.",
+    "A stage's last gradients are sent behind its scattered ones in the plan, in Megatron-LM before: pipelines are too"
+    " long by a scatter.",
     "Gathers of sequence parallelism that backward repeats beside products are not predicted, nor the router's small"
     " kernels.",
     "What is left grows with a run's products and with its length: those of Llama-3 405B are 5 to 9% too short, but for"

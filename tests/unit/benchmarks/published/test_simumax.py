@@ -97,8 +97,8 @@ def test_queries_keys_and_values_share_one_product() -> None:
     assert found._moved_s(2**32, "default") == pytest.approx(1 + 30e-6)
 
 
-def test_experts_have_equal_rows_and_sort_them() -> None:
-    # 10 rows over 4 experts are 3 each; of these sorts move 8 features.
+def test_experts_have_equal_rows_and_copy_them() -> None:
+    # 10 rows over 4 experts are 3 each; of these a copy moves 8 features.
     times = {("grouped_matmul", "FW", (1, 12, 2, 8, 16)): 7.0}
     found = prices.Prices(SYSTEM, times, prices.Beside(qkv_features=0, tokens=128, experts=4, width=8))
     up = Layer(
@@ -111,6 +111,32 @@ def test_experts_have_equal_rows_and_sort_them() -> None:
         parameters=("weight",),
     )
     assert found._seconds(up, "FW") == pytest.approx(7.0 + moved_s(2 * 12 * 8 * 2))
+
+
+def test_rows_are_moved_as_their_publisher_counts_bytes() -> None:
+    gather = msgspec.structs.replace(layer("rows", "gather", ("x", "whose"), (), 6, 8), input_shapes=((4, 8), (6,)))
+    found = prices.Prices(SYSTEM, {}, prices.Beside(qkv_features=0, tokens=128))
+    # Tokens once and rows three times, by one of the two kernels that were timed with four launches.
+    assert found._seconds(gather, "FW") == pytest.approx(moved_s((4 + 3 * 6) * 8 * 2) + 30e-6)
+
+
+def test_a_loss_moves_logits_twice_each_way() -> None:
+    loss = layer("loss", "loss", ("head",), (4, 100), 1)
+    found = prices.Prices(SYSTEM, {}, prices.Beside(qkv_features=0, tokens=128))
+    assert [found._seconds(loss, stage) for stage in ("FW", "BW")] == pytest.approx(2 * [moved_s(2 * 4 * 100 * 2)])
+
+
+@pytest.mark.parametrize(("groups", "copies"), [(2, True), (4, False)])
+def test_queries_among_keys_and_values_are_copied_apart(groups: int, copies: bool) -> None:
+    queries, keys = (1, 4, 16, 8), (1, groups, 16, 8)
+    seen = layer("seen", "attention", ("query", "key", "value"), (), *queries)
+    seen = msgspec.structs.replace(seen, input_shapes=(queries, keys, keys))
+    found = prices.Prices(SYSTEM, {}, prices.Beside(qkv_features=12, tokens=128))
+    of_queries, of_keys = 4 * 16 * 8 * 4, groups * 16 * 8 * 4
+    forward_s = moved_s(of_queries) + moved_s(of_keys) if copies else 0.0
+    backward_s = moved_s(of_queries + 2 * of_keys) if copies else 0.0
+    assert found._put_in_order_s(seen, "FW") == pytest.approx(forward_s)
+    assert found._put_in_order_s(seen, "BW") == pytest.approx(backward_s)
 
 
 def test_gradients_that_meet_are_added() -> None:
