@@ -161,8 +161,8 @@ class CommunicationCosts:
         self, alone: CommunicationCost, work: Collective, level: Level, seconds_of: Callable[[int], float]
     ) -> CommunicationCost:
         """The cost of one of several calls in turn, where calls between others were measured of its own operation."""
-        entry, remarks = self._contexts.likest(Wanted("after-compute", work.operation, level.name, ranks=work.ranks))
-        if entry is None or remarks:
+        entry, _ = self._contexts.likest(Wanted("after-compute", work.operation, level.name, ranks=work.ranks))
+        if entry is None or (entry.operation, entry.level) != (work.operation, level.name):
             return alone
         size = min(work.message_bytes, entry.bytes_range[1])
         ratio = math.exp(self._between_calls_after(entry, level).log_ratio(size))
@@ -226,7 +226,9 @@ class CommunicationCosts:
         alone = CommunicationCost(total, tuple(modes.items()))
         if not (after_compute and messages):
             return alone
-        message = Collective(operation=operation, message_bytes=1, ranks=_ranks_along(work.axes, strategy), axes=work.axes)
+        message = Collective(
+            operation=operation, message_bytes=1, ranks=_ranks_along(work.axes, strategy), axes=work.axes
+        )
         level, _ = self.level(message, strategy)
         return self._after_compute(
             alone,
