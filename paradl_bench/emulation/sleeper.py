@@ -3,8 +3,9 @@
 What is asked for runs one after the other, as on a device beside the host. The host goes on at once and dispatches what
 follows; it settles, which is to wait until all that was asked for is over, before it communicates, before gradients
 that have arrived are worked on, and where a turn at forward, backward or update ends. So the host's own time lies
-beside compute and not between two pieces of it (the seconds of layers hold the framework's own already), ranks that
-share a core are kept from it by each other's calls and little else, and a rank wakes up as often as it is seen.
+beside compute and not between two pieces of it (the seconds of layers hold the framework's own already), and a rank
+wakes up as often as it is seen. A rank offers its core with each layer that it dispatches. Else one whose call is over
+would keep those that share the core from ending theirs, for as long as it dispatches: a device has a host of its own.
 
 A sleep ends late, by 50 to 200 us on a virtual machine. It is asked to end as much earlier, and what is left passes in
 offers of the core to whoever is ready there. Who is late none the less, because others have the core, catches up until
@@ -90,6 +91,8 @@ class Sleeper:
             self._wait_was(self._left, now - dispatch_s)
             self._in_turn = True
         self._due += asked
+        # A rank that dispatches has time, while its compute lasts. One that communicates has none.
+        offer_core()
 
     def settle(self) -> None:
         """Wait until what was asked for is over: somebody is about to see that it is."""

@@ -32,7 +32,7 @@ def fit_contexts(
     fits: Sequence[CommunicationFit],
     operations: Mapping[str, CollectiveOperation],
 ) -> tuple[tuple[InContext, ...], tuple[str, ...]]:
-    """An entry a library, operation, level and context, and what was left out and why.
+    """An entry a library, operation, level, context and number of ranks, and what was left out and why.
 
     Args:
         fits: of alpha and beta, which say what bytes take.

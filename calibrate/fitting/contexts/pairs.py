@@ -70,6 +70,7 @@ def paired(
         if record.operation not in operations:
             continue
         beside = record.context == "with-compute"
+        links = record.context == "groups"
         about = About(
             record.context,
             record.library,
@@ -77,8 +78,8 @@ def paired(
             record.level,
             record.neighbour_level,
             record.groups,
-            # What shares a host's cores depends on how many do.
-            ranks=record.ranks if beside else 0,
+            # What shares a host's cores depends on how many do. What shares links depends on the groups.
+            ranks=0 if links else record.ranks,
             ghosts=beside and record.neighbour == GHOSTS,
         )
         point = Point(record.ranks, record.message_bytes, record.ranks_per_node)

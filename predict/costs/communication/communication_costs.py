@@ -88,7 +88,7 @@ class CommunicationCosts:
         self.contention = ContentionCosts(self._contexts, self.cluster, given=self._given)
         self._message_costs: dict[tuple[int, tuple[int, ...], Strategy, str], CommunicationCost] = {}
         self._call_costs: dict[Hashable, CommunicationCost] = {}
-        self._between: dict[tuple[str, str], SizeRatios] = {}
+        self._between: dict[tuple[str, str, tuple[int, int]], SizeRatios] = {}
         self._fits: dict[tuple[str, str], list[CommunicationFit]] = {}
         for fit in profile.communication:
             if fit.library == self.backend:
@@ -151,7 +151,7 @@ class CommunicationCosts:
             cost = cost._replace(seconds=float(swept)).adjusted("links", links_s).adjusted(CONTENTION, seconds)
         alone = CommunicationCost(cost, modes)
         if call.after_compute:
-            return self._after_compute(alone, work.operation, level, (work.message_bytes,), seconds_of)
+            return self._after_compute(alone, work, level, (work.message_bytes,), seconds_of)
         if work.scope != "group":
             # One of several in turn: it finds what the one before has left.
             return self._in_turn(alone, work, level, seconds_of)
@@ -161,8 +161,8 @@ class CommunicationCosts:
         self, alone: CommunicationCost, work: Collective, level: Level, seconds_of: Callable[[int], float]
     ) -> CommunicationCost:
         """The cost of one of several calls in turn, where calls between others were measured of its own operation."""
-        entry, remarks = self._contexts.likest(Wanted("after-compute", work.operation, level.name))
-        if entry is None or remarks:
+        entry, _ = self._contexts.likest(Wanted("after-compute", work.operation, level.name, ranks=work.ranks))
+        if entry is None or (entry.operation, entry.level) != (work.operation, level.name):
             return alone
         size = min(work.message_bytes, entry.bytes_range[1])
         ratio = math.exp(self._between_calls_after(entry, level).log_ratio(size))
@@ -172,13 +172,13 @@ class CommunicationCosts:
     def _after_compute(
         self,
         alone: CommunicationCost,
-        operation: str,
+        work: Collective,
         level: Level,
         messages: Sequence[int],
         seconds_of: Callable[[int], float],
     ) -> CommunicationCost:
         """The cost with what compute before it adds: latency once, the factor to each message."""
-        entry, remarks = self._contexts.likest(Wanted("after-compute", operation, level.name))
+        entry, remarks = self._contexts.likest(Wanted("after-compute", work.operation, level.name, ranks=work.ranks))
         cost = alone.cost._replace(remarks=(*alone.cost.remarks, *remarks))
         if entry is None:
             return alone._replace(cost=cost)
@@ -193,12 +193,12 @@ class CommunicationCosts:
 
     def _between_calls_after(self, entry: InContext, level: Level) -> SizeRatios:
         """:func:`~.context_costs.between_them`; nothing where its sweep is unknown, or the level states alpha."""
-        key = entry.operation, entry.level
-        if key not in self._fits or level.alpha_s is not None or level.beta_s_per_byte is not None:
+        key = entry.operation, entry.level, entry.ranks
+        if key[:2] not in self._fits or level.alpha_s is not None or level.beta_s_per_byte is not None:
             return SizeRatios()
         if key not in self._between:
             # On the links that were measured, whatever links are asked for.
-            known = _times(lookup(operations(), entry.operation, "collective"), self._fits[key], level, 1.0)
+            known = _times(lookup(operations(), entry.operation, "collective"), self._fits[key[:2]], level, 1.0)
             of_node = self.cluster.ranks_per_node
             self._between[key] = between_them(
                 entry, lambda ranks, size: float(known.seconds(ranks, size, min(ranks, of_node)))
@@ -226,11 +226,13 @@ class CommunicationCosts:
         alone = CommunicationCost(total, tuple(modes.items()))
         if not (after_compute and messages):
             return alone
-        message = Collective(operation=operation, message_bytes=1, ranks=2, axes=work.axes)
+        message = Collective(
+            operation=operation, message_bytes=1, ranks=_ranks_along(work.axes, strategy), axes=work.axes
+        )
         level, _ = self.level(message, strategy)
         return self._after_compute(
             alone,
-            operation,
+            message,
             level,
             messages,
             lambda size: self._message_cost(size, work.axes, strategy, operation).cost.seconds,
@@ -321,7 +323,8 @@ class CommunicationCosts:
         None where it queues behind the all-reduce, as it is taken to where that was not measured.
         """
         level, spanned = (self.level(collective, strategy)[0].name for collective in (work, beside))
-        entry, remarks = self._contexts.likest(Wanted("with-all-reduce", work.operation, level, spanned))
+        wanted = Wanted("with-all-reduce", work.operation, level, spanned, _ranks_along(work.axes, strategy))
+        entry, remarks = self._contexts.likest(wanted)
         return (None if entry is None or entry.waits else entry.slowdown(idle_s)), remarks
 
     def _measurable(self, work: Collective) -> tuple[Collective, tuple[Remark, ...]]:
@@ -369,7 +372,12 @@ def _of_publications(fits: Sequence[CommunicationFit], operation: str) -> tuple[
 
 def _ranks_of_message(operation: str, axes: tuple[int, ...], strategy: Strategy) -> int:
     """Two, but of an exchange all ranks of the axes: as many were swept, where that makes a difference."""
-    return math.prod(strategy.axes[axis].degree for axis in axes) if operation == "exchange" else 2
+    return _ranks_along(axes, strategy) if operation == "exchange" else 2
+
+
+def _ranks_along(axes: tuple[int, ...], strategy: Strategy) -> int:
+    """Of the group whose ranks send to each other: so many share a host's cores, whichever two of them send."""
+    return math.prod(strategy.axes[axis].degree for axis in axes)
 
 
 def _times(

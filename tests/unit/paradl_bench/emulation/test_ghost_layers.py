@@ -211,7 +211,7 @@ def test_a_twin_settles_before_messages_and_before_gradient_work(monkeypatch: py
     inputs, targets = model.make_batch(2, 0)
     twin.sleeper.begin_turn()
     outputs = twin.alone(model.module)(inputs)
-    assert clock.now == 0
+    assert clock.sleeps == 0
     asked = sum(twin.sleeper.asked_s.values())
     with spans.span("halo"):
         assert clock.now == pytest.approx(asked, abs=1e-5)

@@ -21,13 +21,24 @@ def test_nobody_sleeps_until_somebody_sees_it(monkeypatch: pytest.MonkeyPatch) -
         # The host dispatches ahead of what it dispatches.
         clock.now += 1e-4
         sleeper.ask("FW", 1e-3)
-    assert (clock.now, clock.sleeps) == (pytest.approx(0.01), 0)
+    # Each offer of the core takes the clock a microsecond.
+    assert (clock.now, clock.sleeps) == (pytest.approx(0.01 + 101e-6), 0)
     sleeper.settle()
     assert (clock.now, clock.sleeps) == (pytest.approx(0.3, abs=2e-6), 1)
     assert sleeper.take_asked() == pytest.approx({"FW": 0.3})
     assert sleeper.take_asked() == {}
     sleeper.settle()
     assert clock.sleeps == 1
+
+
+def test_a_rank_offers_its_core_with_each_layer_it_dispatches(monkeypatch: pytest.MonkeyPatch) -> None:
+    clock, sleeper, offered = Clock(monkeypatch, late_s=0.0), Sleeper(), []
+    monkeypatch.setattr("paradl_bench.emulation.sleeper.offer_core", lambda: offered.append(clock.now))
+    turn(sleeper)
+    for _ in range(5):
+        clock.now += 1e-4
+        sleeper.ask("FW", 1e-3)
+    assert offered == pytest.approx([0.0, 1e-4, 2e-4, 3e-4, 4e-4, 5e-4])
 
 
 @pytest.mark.parametrize("each_s", [1e-5, 2e-4, 3e-3])
@@ -176,7 +187,7 @@ def test_host_time_between_sleeps_is_kept_by_phase_when_watched(monkeypatch: pyt
                 sleeper.settle()
     clock.now += 8.0
     sleeper.ask("BW", 1.0)
-    assert gaps == {"FW": pytest.approx([0.25, 0.5]), "BW": pytest.approx([2.0])}
+    assert gaps == {"FW": pytest.approx([0.25, 0.5], abs=2e-6), "BW": pytest.approx([2.0], abs=2e-6)}
 
 
 def test_an_awake_sleeper_keeps_host_time_between_calls_too(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -186,7 +197,7 @@ def test_an_awake_sleeper_keeps_host_time_between_calls_too(monkeypatch: pytest.
             clock.now += host_s
             sleeper.ask(phase, 1.0)
             sleeper.settle()
-    assert gaps == {"FW": pytest.approx([0.25, 0.5]), "BW": pytest.approx([2.0])}
+    assert gaps == {"FW": pytest.approx([0.25, 0.5], abs=2e-6), "BW": pytest.approx([2.0], abs=2e-6)}
     assert clock.sleeps == 0
 
 

@@ -95,6 +95,22 @@ def test_compute_before_a_call_makes_nothing_faster() -> None:
     assert (entry.added_s, entry.factor) == (0.0, 1.0)
 
 
+def test_pairs_of_two_ranks_hide_nothing_of_four() -> None:
+    """Two ranks with a core each come from compute in no time. Four that share two cores do not."""
+    of_four = [Placed(0, msgspec.structs.replace(record, **doubled(record))) for _, record in pairs(noise=0.01)]
+    (two, four), notes = fit_contexts([*pairs(-40e-6, 0.9, noise=0.01), *of_four], (), operations())
+    assert (two.ranks, two.added_s, two.factor, notes) == ((2, 2), 0.0, 1.0, ())
+    assert four.ranks == (4, 4)
+    assert four.added_s == pytest.approx(ADDED_S, rel=0.1)
+    assert four.factor == pytest.approx(FACTOR, rel=0.1)
+
+
+def doubled(record: ContextSamples) -> dict[str, object]:
+    """The fields of as many calls of four ranks, two of which do what the two others do."""
+    names = ("idle_end_s", "neighbour_s", "start_s", "end_s")
+    return {"ranks": 4, **{name: getattr(record, name) * 2 for name in names}}
+
+
 def test_one_size_tells_no_factor() -> None:
     entry = fitted(pairs(sizes=(1 << 14,), noise=0.01))
     assert entry.factor == 1
@@ -204,6 +220,16 @@ def test_closed_forms_leave_it_out(strategy: str) -> None:
     measured_all = [measured(operation) for operation in ("send_recv", "all_gather", "all_reduce")]
     late, plain = (predicted(strategy, *entries, evaluator="paradl") for entries in (measured_all, ()))
     assert late.iteration_s == plain.iteration_s
+
+
+def test_calls_of_as_many_ranks_come_before_those_of_others() -> None:
+    entries = (measured("all_reduce"), measured("all_reduce", added_s=3 * ADDED_S, ranks=(4, 4)))
+    costs = CommunicationCosts(profile_of(*entries), None, "gloo")
+    for degree, added_s in ((2, ADDED_S), (4, 3 * ADDED_S)):
+        work = Collective(operation="all_reduce", message_bytes=1 << 18, ranks=degree)
+        strategy = parse_strategy(f"f{degree}")
+        behind, alone = (costs.cost(work, strategy, Call(after_compute=each)).cost.seconds for each in (True, False))
+        assert behind - alone == pytest.approx(added_s)
 
 
 def test_data_parallelism_stays_as_it_is() -> None:
