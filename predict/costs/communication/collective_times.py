@@ -10,11 +10,14 @@ import numpy as np
 from numpy.typing import ArrayLike
 
 from calibrate.profile.collectives.communication import CommunicationFit
-from calibrate.profile.collectives.communication_residuals import Residuals
-from calibrate.profile.collectives.communication_time import Piece, piecewise_seconds
+from calibrate.profile.collectives.communication_residuals import Residuals, residuals_of
+from calibrate.profile.collectives.communication_time import Piece, pieces_of, piecewise_seconds
+from paradl_bench.core.registry import lookup
 from paradl_bench.core.statistics import Floats
 from paradl_bench.core.units import format_bytes
+from paradl_bench.plan.cost_terms.terms import CollectiveOperation
 from paradl_bench.plan.tasks import Collective
+from paradl_bench.records.cluster import Level
 from predict.costs.sourced import Remark
 
 
@@ -68,3 +71,27 @@ def beyond_remarks(work: Collective, fits: Sequence[CommunicationFit]) -> tuple[
         side = f"beyond {format_bytes(largest)}" if above else f"below {format_bytes(smallest)}"
         remarks.append(Remark(f"{work.operation} {side}", True, format_bytes(work.message_bytes)))
     return tuple(remarks)
+
+
+def times_on(
+    collective: CollectiveOperation, fits: Sequence[CommunicationFit], level: Level, contention: float
+) -> CollectiveTimes:
+    """The fit, with what the level states in its place and contention on beta; residuals where the level states none.
+
+    What contention and other links change, they change by as much of what was measured as of what was fitted.
+    """
+    if level.alpha_s is not None and level.beta_s_per_byte is not None:
+        algorithm = fits[0].algorithm if fits else collective.default_algorithm
+        stated = lookup(dict(collective.algorithms), algorithm, f"algorithm of {collective.name}")
+        return CollectiveTimes((Piece(stated, 1.0, 1.0, level.alpha_s, contention * level.beta_s_per_byte, 0.0),))
+    pieces = tuple(
+        piece._replace(
+            alpha_s=piece.alpha_s if level.alpha_s is None else level.alpha_s,
+            beta_s_per_byte=contention
+            * (piece.beta_s_per_byte if level.beta_s_per_byte is None else level.beta_s_per_byte),
+            doubling_s=piece.doubling_s if level.beta_s_per_byte is None else 0.0,
+        )
+        for piece in pieces_of(collective, fits)
+    )
+    stated_in_part = level.alpha_s is not None or level.beta_s_per_byte is not None
+    return CollectiveTimes(pieces) if stated_in_part else CollectiveTimes(pieces, residuals_of(fits))

@@ -15,19 +15,17 @@ import msgspec
 
 from calibrate.fitting.collectives.communication_spread import Asked, error_modes, other_level_mode
 from calibrate.profile.collectives.communication import CommunicationFit
-from calibrate.profile.collectives.communication_residuals import SizeRatios, residuals_of
-from calibrate.profile.collectives.communication_time import Piece, pieces_of
+from calibrate.profile.collectives.communication_residuals import SizeRatios
 from calibrate.profile.collectives.contexts import InContext
 from calibrate.profile.profile import Profile
 from paradl_bench.core.registry import lookup
 from paradl_bench.plan.collectives.catalog import operations
-from paradl_bench.plan.cost_terms.terms import CollectiveOperation
 from paradl_bench.plan.mesh import members_of
 from paradl_bench.plan.strategy import Strategy
 from paradl_bench.plan.tasks import Collective, HaloExchange
 from paradl_bench.records.cluster import Cluster, Level
 from predict.costs.communication.backends import DEFAULT_BACKENDS, choose_backend
-from predict.costs.communication.collective_times import CollectiveTimes, beyond_remarks
+from predict.costs.communication.collective_times import CollectiveTimes, beyond_remarks, times_on
 from predict.costs.communication.contention_costs import ContentionCosts, Sharing
 from predict.costs.communication.context_costs import ContextCosts, Slowdown, Wanted, between_them
 from predict.costs.communication.context_costs import error_modes as context_modes
@@ -128,7 +126,7 @@ class CommunicationCosts:
         stated = level.alpha_s is not None and level.beta_s_per_byte is not None
 
         def seconds_of(message_bytes: int, phi: float = sharing.factor) -> float:
-            return float(_times(collective, fits, level, phi).seconds(work.ranks, message_bytes, per_node))
+            return float(times_on(collective, fits, level, phi).seconds(work.ranks, message_bytes, per_node))
 
         seconds = seconds_of(work.message_bytes)
         beyond = () if stated else beyond_remarks(work, fits)
@@ -146,7 +144,7 @@ class CommunicationCosts:
             modes += ((f"contention at {level.name}", shift),)
         cost = Cost(seconds, source, remarks=(*remarks, *of_others, *sharing.remarks, *beyond))
         if changed or sharing.factor != 1:
-            swept = _times(collective, known[1], known[0], 1.0).seconds(work.ranks, work.message_bytes, per_node)
+            swept = times_on(collective, known[1], known[0], 1.0).seconds(work.ranks, work.message_bytes, per_node)
             links_s = seconds_of(work.message_bytes, 1.0)
             cost = cost._replace(seconds=float(swept)).adjusted("links", links_s).adjusted(CONTENTION, seconds)
         alone = CommunicationCost(cost, modes)
@@ -198,7 +196,7 @@ class CommunicationCosts:
             return SizeRatios()
         if key not in self._between:
             # On the links that were measured, whatever links are asked for.
-            known = _times(lookup(operations(), entry.operation, "collective"), self._fits[key[:2]], level, 1.0)
+            known = times_on(lookup(operations(), entry.operation, "collective"), self._fits[key[:2]], level, 1.0)
             of_node = self.cluster.ranks_per_node
             self._between[key] = between_them(
                 entry, lambda ranks, size: float(known.seconds(ranks, size, min(ranks, of_node)))
@@ -257,7 +255,7 @@ class CommunicationCosts:
         """What gives an operation's seconds at a level, for any ranks and bytes, under so much contention."""
         known, _ = self._fits_at(Collective(operation=operation, message_bytes=1, ranks=2), level)
         level, fits, _ = self._on_links(level, known)
-        return _times(lookup(operations(), operation, "collective"), fits, level, contention)
+        return times_on(lookup(operations(), operation, "collective"), fits, level, contention)
 
     def level_of_span(self, span: int) -> Level:
         """The level that so many ranks side by side span; a UserError where the cluster that was given holds fewer."""
@@ -378,27 +376,3 @@ def _ranks_of_message(operation: str, axes: tuple[int, ...], strategy: Strategy)
 def _ranks_along(axes: tuple[int, ...], strategy: Strategy) -> int:
     """Of the group whose ranks send to each other: so many share a host's cores, whichever two of them send."""
     return math.prod(strategy.axes[axis].degree for axis in axes)
-
-
-def _times(
-    collective: CollectiveOperation, fits: Sequence[CommunicationFit], level: Level, contention: float
-) -> CollectiveTimes:
-    """The fit, with what the level states in its place and contention on beta; residuals where the level states none.
-
-    What contention and other links change, they change by as much of what was measured as of what was fitted.
-    """
-    if level.alpha_s is not None and level.beta_s_per_byte is not None:
-        algorithm = fits[0].algorithm if fits else collective.default_algorithm
-        stated = lookup(dict(collective.algorithms), algorithm, f"algorithm of {collective.name}")
-        return CollectiveTimes((Piece(stated, 1.0, 1.0, level.alpha_s, contention * level.beta_s_per_byte, 0.0),))
-    pieces = tuple(
-        piece._replace(
-            alpha_s=piece.alpha_s if level.alpha_s is None else level.alpha_s,
-            beta_s_per_byte=contention
-            * (piece.beta_s_per_byte if level.beta_s_per_byte is None else level.beta_s_per_byte),
-            doubling_s=piece.doubling_s if level.beta_s_per_byte is None else 0.0,
-        )
-        for piece in pieces_of(collective, fits)
-    )
-    stated_in_part = level.alpha_s is not None or level.beta_s_per_byte is not None
-    return CollectiveTimes(pieces) if stated_in_part else CollectiveTimes(pieces, residuals_of(fits))
