@@ -8,10 +8,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import NamedTuple
 
 from paradl_bench.core.cache_keys import Same
-from paradl_bench.network.graph import DTYPE_BYTES, Layer, ModelGraph
-from paradl_bench.network.kinds.autocast import has_masters
-from paradl_bench.network.optimizers import state_copies
-from paradl_bench.plan.settings import PlanSettings
+from paradl_bench.network.graph import Layer, ModelGraph
 from paradl_bench.plan.tasks import (
     Communication,
     Compute,
@@ -20,9 +17,7 @@ from paradl_bench.plan.tasks import (
     Phase,
     RoleBuilder,
     Stream,
-    WeightUpdate,
 )
-from paradl_bench.plan.works.moving import StateCopy
 
 INPUT = "input"
 """What a network reads, among the inputs of its layers."""
@@ -222,7 +217,8 @@ class NetworkCompute:
         self._inputs = [tuple(index[name] for name in layer.inputs if name in index) for layer in network.layers]
         needs_gradient = layers_with_gradient(network, input_has_gradient=input_has_gradient)
         self.backward_layers = backward_layers(network, needs_gradient, outputs)
-        self._network, self._input_has_gradient, self._outputs = network, input_has_gradient, frozenset(outputs)
+        self._network, self._input_has_gradient = network, input_has_gradient
+        self._outputs = frozenset(outputs)
         self._again: dict[int, range] = {}
         for layers in recomputed:
             first = next((layer for layer in self.backward_layers if layer in layers), None)
@@ -342,43 +338,13 @@ class NetworkCompute:
             computed = self._communicate(() if shard.before_bw else sums, Phase.BW, (computed,))[-1]
             yield index, computed
             communicated = () if phase == "BW_weight" else shard.after_bw
-            # Autograd hands the gradients on first: calls wait for what is computed with these meanwhile.
+            # Autograd hands the gradients on first, so these calls wait for whatever copies or adds up gradients then.
             behind = max(computed, self._builder.last_of(Stream.COMPUTE)) if communicated else computed
             task = self.backward_task = self._communicate(communicated, Phase.BW, (behind,))[-1]
-            for source in filter(waits.__contains__, self._inputs[index]):
-                waits[source].append(task)
+            for source in self._inputs[index]:
+                if source in waits:
+                    waits[source].append(task)
             self._builder.add(_BETWEEN_BACKWARD, Phase.BW, Stream.COMPUTE, (task,))
-
-
-def weight_update(network: ModelGraph, settings: PlanSettings) -> WeightUpdate:
-    """The optimizer step over every parameter that gets a gradient; optimizers pass over the others."""
-    updated = set(gradient_order(network))
-    parameters = [parameter for parameter in network.parameters if parameter.name in updated]
-    elements = sum(parameter.elements for parameter in parameters)
-    return WeightUpdate(optimizer=settings.optimizer, elements=elements, tensors=len(parameters))
-
-
-def copies_of_state(settings: PlanSettings) -> int:
-    """Tensors of a parameter's elements that an optimizer keeps, an fp32 copy of the parameter among them.
-
-    Raises:
-        UserError: an optimizer that is not known.
-    """
-    return state_copies(settings.optimizer) + has_masters(settings.dtype)
-
-
-def add_weight_update(
-    builder: RoleBuilder, work: WeightUpdate, settings: PlanSettings, after: tuple[int, ...] = ()
-) -> int:
-    """The weight update behind tasks, between copies of a state that lies in host memory; returns the last task."""
-    if settings.offload == "none":
-        return builder.add(work, Phase.WU, Stream.COMPUTE, after)
-    copies = copies_of_state(settings)
-    size, tensors = copies * work.elements * DTYPE_BYTES["fp32"], copies * work.tensors
-    fetch, store = (StateCopy(direction=way, bytes=size, tensors=tensors) for way in ("fetch", "store"))
-    fetched = builder.add(fetch, Phase.WU, Stream.COMPUTE, after)
-    updated = builder.add(work, Phase.WU, Stream.COMPUTE, (fetched,))
-    return builder.add(store, Phase.WU, Stream.COMPUTE, (updated,))
 
 
 def gradient_order(network: ModelGraph) -> tuple[str, ...]:

@@ -27,12 +27,12 @@ from typing import Literal, NamedTuple
 from paradl_bench.network.graph import DTYPE_BYTES, Layer, ModelGraph
 from paradl_bench.network.kinds.kind import layer_kinds
 from paradl_bench.plan.axes.kind import AxisKind, Trait
-from paradl_bench.plan.compute import weight_update
 from paradl_bench.plan.mesh import degree_of, group_axes, zero_stage
 from paradl_bench.plan.settings import PlanSettings
 from paradl_bench.plan.strategy import Strategy
 from paradl_bench.plan.tasks import Collective, Compute, HaloExchange, WeightUpdate, Work
 from paradl_bench.strategies.exchange.node_groups import node_groups
+from paradl_bench.strategies.passes.weight_update import weight_update
 from paradl_bench.strategies.spatial.axis import SpatialOptions
 from paradl_bench.strategies.splitting.channel_shards import splittable
 from paradl_bench.strategies.splitting.options import SplitOptions

@@ -24,7 +24,7 @@ from paradl_bench.network.kinds.autocast import KEPT_DTYPE, given_dtype, has_mas
 from paradl_bench.network.optimizers import optimizer_named
 from paradl_bench.network.partition import box_elements, cut_box
 from paradl_bench.plan.axes.kind import Trait
-from paradl_bench.plan.compute import LayerShard, copies_of_state, gradient_order
+from paradl_bench.plan.compute import LayerShard, gradient_order
 from paradl_bench.plan.mesh import axes_apart, degree_of, group_axes
 from paradl_bench.plan.settings import PlanSettings
 from paradl_bench.plan.strategy import Axis, Strategy
@@ -36,6 +36,7 @@ from paradl_bench.strategies.memory.rank_operations import RankRun
 from paradl_bench.strategies.nesting.catalog import planner_for
 from paradl_bench.strategies.passes.lower_precision import settings_of_update
 from paradl_bench.strategies.passes.recomputation import repeated_by_model, segments_of
+from paradl_bench.strategies.passes.weight_update import copies_of_state
 
 
 class PartedState(Protocol):

@@ -29,7 +29,6 @@ from paradl_bench.plan.axis_planner import (
     staging_axis,
     staging_planner,
 )
-from paradl_bench.plan.compute import add_weight_update, weight_update
 from paradl_bench.plan.mesh import (
     axes_apart,
     axes_that_shard,
@@ -59,6 +58,7 @@ from paradl_bench.strategies.passes.accumulation import MicroSteps, check_accumu
 from paradl_bench.strategies.passes.clipping import add_clipping, sums_before
 from paradl_bench.strategies.passes.norm_statistics import synchronise_norms
 from paradl_bench.strategies.passes.recomputation import check_recomputation
+from paradl_bench.strategies.passes.weight_update import add_weight_update, weight_update
 
 _LATEST: Latest[ReplicaShards] = Latest()
 """The plan, the memory model and a rank's run ask for the same shards."""

@@ -18,12 +18,12 @@ from collections.abc import Mapping
 from paradl_bench.network.graph import DTYPE_BYTES, ModelGraph
 from paradl_bench.plan.axes.kind import Trait
 from paradl_bench.plan.axis_planner import ShardingPlanner, axis_planner
-from paradl_bench.plan.compute import weight_update
 from paradl_bench.plan.mesh import ranks_along, sharing_axes, zero_stage
 from paradl_bench.plan.settings import PlanSettings
 from paradl_bench.plan.strategy import Axis, Strategy
 from paradl_bench.plan.tasks import Before, Collective, GradientClipping, Phase, RoleBuilder, Stream, WeightUpdate
 from paradl_bench.strategies.frameworks.presets import scatters_gradients
+from paradl_bench.strategies.passes.weight_update import weight_update
 
 
 def axes_of_norm(strategy: Strategy) -> tuple[int, ...]:

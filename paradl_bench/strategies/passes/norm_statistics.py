@@ -7,13 +7,11 @@ the two sums that the input's gradient needs in backward. One answer for the pla
 
 from __future__ import annotations
 
-import math
-
 from paradl_bench.network.graph import DTYPE_BYTES, Layer, ModelGraph
 from paradl_bench.plan.axes.kind import Trait
 from paradl_bench.plan.axis_planner import ShardedLayers
 from paradl_bench.plan.compute import LayerShard, input_needs_gradient
-from paradl_bench.plan.mesh import group_axes
+from paradl_bench.plan.mesh import group_axes, ranks_along
 from paradl_bench.plan.settings import PlanSettings
 from paradl_bench.plan.strategy import Strategy
 from paradl_bench.plan.tasks import Collective
@@ -34,7 +32,7 @@ def statistics_axes(network: ModelGraph, strategy: Strategy, settings: PlanSetti
     axes_by_layer = {}
     for index, layer in enumerate(network.layers):
         axes = inside if index in cut else everywhere
-        if layer.kind == "batch_norm" and layer.attributes["training"] and _ranks(strategy, axes) > 1:
+        if layer.kind == "batch_norm" and layer.attributes["training"] and ranks_along(strategy, axes) > 1:
             axes_by_layer[index] = axes
     return axes_by_layer
 
@@ -44,10 +42,6 @@ def _cut_layers(network: ModelGraph, strategy: Strategy, settings: PlanSettings)
         if axis.has(Trait.CUTS_POSITIONS) and axis.degree > 1:
             return set(region_of(network, axis, settings).layers)
     return set()
-
-
-def _ranks(strategy: Strategy, axes: tuple[int, ...]) -> int:
-    return math.prod(strategy.axes[axis].degree for axis in axes)
 
 
 def synchronise_norms(
@@ -63,7 +57,7 @@ def synchronise_norms(
     for index, axes in statistics_axes(network, strategy, settings).items():
         layer = network.layers[index]
         shard = shards.get(index) or LayerShard(layer)
-        ranks = _ranks(strategy, axes)
+        ranks = ranks_along(strategy, axes)
         forward, backward = (
             Collective(operation="all_reduce", message_bytes=size, ranks=ranks, axes=axes) for size in _sizes(layer)
         )

@@ -43,7 +43,7 @@ from paradl_bench.plan.axis_planner import (
     sharded_layers,
     updating_planners,
 )
-from paradl_bench.plan.compute import BackwardPart, NetworkCompute, add_weight_update, weight_update
+from paradl_bench.plan.compute import BackwardPart, NetworkCompute
 from paradl_bench.plan.mesh import degree_of, group_axes, positions, zero_stage
 from paradl_bench.plan.schedules.catalog import schedule_of
 from paradl_bench.plan.schedules.schedule import Action, Schedule
@@ -54,6 +54,7 @@ from paradl_bench.strategies.exchange.gradients import GradientBuckets
 from paradl_bench.strategies.exchange.stage_exchanges import StageExchanges
 from paradl_bench.strategies.passes.accumulation import added_with, adds_first
 from paradl_bench.strategies.passes.clipping import add_clipping, sums_before
+from paradl_bench.strategies.passes.weight_update import add_weight_update, weight_update
 from paradl_bench.strategies.pipeline.axis import PipelineOptions, cut_by, micro_batches
 from paradl_bench.strategies.pipeline.repetition import BEFORE, ActionTasks, Repeated, followed_by, moved, repeat
 from paradl_bench.strategies.pipeline.stage_shards import (

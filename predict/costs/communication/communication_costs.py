@@ -20,7 +20,7 @@ from calibrate.profile.collectives.contexts import InContext
 from calibrate.profile.profile import Profile
 from paradl_bench.core.registry import lookup
 from paradl_bench.plan.collectives.catalog import operations
-from paradl_bench.plan.mesh import members_of
+from paradl_bench.plan.mesh import members_of, ranks_along
 from paradl_bench.plan.strategy import Strategy
 from paradl_bench.plan.tasks import Collective, HaloExchange
 from paradl_bench.records.cluster import Cluster, Level
@@ -225,7 +225,7 @@ class CommunicationCosts:
         if not (after_compute and messages):
             return alone
         message = Collective(
-            operation=operation, message_bytes=1, ranks=_ranks_along(work.axes, strategy), axes=work.axes
+            operation=operation, message_bytes=1, ranks=ranks_along(strategy, work.axes), axes=work.axes
         )
         level, _ = self.level(message, strategy)
         return self._after_compute(
@@ -321,7 +321,7 @@ class CommunicationCosts:
         None where it queues behind the all-reduce, as it is taken to where that was not measured.
         """
         level, spanned = (self.level(collective, strategy)[0].name for collective in (work, beside))
-        wanted = Wanted("with-all-reduce", work.operation, level, spanned, _ranks_along(work.axes, strategy))
+        wanted = Wanted("with-all-reduce", work.operation, level, spanned, ranks_along(strategy, work.axes))
         entry, remarks = self._contexts.likest(wanted)
         return (None if entry is None or entry.waits else entry.slowdown(idle_s)), remarks
 
@@ -370,9 +370,4 @@ def _of_publications(fits: Sequence[CommunicationFit], operation: str) -> tuple[
 
 def _ranks_of_message(operation: str, axes: tuple[int, ...], strategy: Strategy) -> int:
     """Two, but of an exchange all ranks of the axes: as many were swept, where that makes a difference."""
-    return _ranks_along(axes, strategy) if operation == "exchange" else 2
-
-
-def _ranks_along(axes: tuple[int, ...], strategy: Strategy) -> int:
-    """Of the group whose ranks send to each other: so many share a host's cores, whichever two of them send."""
-    return math.prod(strategy.axes[axis].degree for axis in axes)
+    return ranks_along(strategy, axes) if operation == "exchange" else 2

@@ -9,10 +9,11 @@ import numpy as np
 from paradl_bench.core.cache_keys import Answers
 from paradl_bench.network.graph import ModelGraph
 from paradl_bench.plan.axes.kind import Trait
-from paradl_bench.plan.compute import backward_layers, layers_with_gradient, weight_update
+from paradl_bench.plan.compute import backward_layers, layers_with_gradient
 from paradl_bench.plan.mesh import degree_of
 from paradl_bench.plan.settings import PlanSettings
 from paradl_bench.plan.tasks import Communication, Compute, FrameworkOverhead, Plan, WeightUpdate, Work
+from paradl_bench.strategies.passes.weight_update import weight_update
 from predict.costs.communication.calls import calls_of
 from predict.costs.communication.communication_costs import ALONE_ON_ITS_STREAM, Call
 from predict.costs.kinds.catalog import costs_of

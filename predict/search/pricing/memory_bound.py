@@ -28,13 +28,13 @@ from paradl_bench.network.kinds.autocast import KEPT_DTYPE, as_held, computed_in
 from paradl_bench.network.kinds.kind import layer_kinds
 from paradl_bench.network.optimizers import optimizer_named
 from paradl_bench.plan.axes.kind import Trait
-from paradl_bench.plan.compute import copies_of_state
 from paradl_bench.plan.schedules.catalog import schedule_of
 from paradl_bench.strategies.frameworks.presets import framework_of
 from paradl_bench.strategies.memory.gpu_kernels import layers_on_gpu
 from paradl_bench.strategies.memory.peak import kept_copies, run_again
 from paradl_bench.strategies.memory.rank_operations import RankRun, shares_input
 from paradl_bench.strategies.passes.recomputation import parts_within
+from paradl_bench.strategies.passes.weight_update import copies_of_state
 from paradl_bench.strategies.pipeline.axis import PipelineOptions
 from paradl_bench.strategies.pipeline.crossings import data_flow, elements
 from paradl_bench.strategies.pipeline.stage_shards import widths_inside

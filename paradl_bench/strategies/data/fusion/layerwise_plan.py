@@ -10,11 +10,12 @@ from collections.abc import Mapping, Sequence
 
 from paradl_bench.network.graph import ModelGraph
 from paradl_bench.plan.axes.kind import Trait
-from paradl_bench.plan.compute import NetworkCompute, gradient_layers, weight_update
+from paradl_bench.plan.compute import NetworkCompute, gradient_layers
 from paradl_bench.plan.mesh import degree_of
 from paradl_bench.plan.settings import PlanSettings
 from paradl_bench.plan.strategy import Strategy
 from paradl_bench.plan.tasks import Collective, Phase, Plan, RoleBuilder, Stream
+from paradl_bench.strategies.passes.weight_update import weight_update
 
 Sends = Mapping[int, tuple[int, ...]]
 """Per layer, by index, the bytes of each all-reduce that its backward makes ready."""

@@ -13,12 +13,13 @@ import math
 import msgspec
 
 from paradl_bench.network.graph import ModelGraph
-from paradl_bench.plan.compute import add_weight_update, gradient_order, weight_update
+from paradl_bench.plan.compute import gradient_order
 from paradl_bench.plan.mesh import ranks_along, sharing_axes
 from paradl_bench.plan.settings import PlanSettings
 from paradl_bench.plan.strategy import Strategy
 from paradl_bench.plan.tasks import Before, Collective, Phase, RoleBuilder, Stream
 from paradl_bench.strategies.exchange.buckets import total_bytes
+from paradl_bench.strategies.passes.weight_update import add_weight_update, weight_update
 
 
 def add_even_update(

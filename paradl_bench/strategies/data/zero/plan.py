@@ -45,13 +45,7 @@ from collections.abc import Mapping, Sequence
 
 from paradl_bench.network.graph import Layer, ModelGraph, Tensor
 from paradl_bench.plan.axis_planner import ShardedLayers
-from paradl_bench.plan.compute import (
-    LayerShard,
-    NetworkCompute,
-    add_weight_update,
-    gradient_order,
-    operations_of_forward,
-)
+from paradl_bench.plan.compute import LayerShard, NetworkCompute, gradient_order, operations_of_forward
 from paradl_bench.plan.mesh import zero_stage
 from paradl_bench.plan.settings import PlanSettings
 from paradl_bench.plan.strategy import Strategy
@@ -64,6 +58,7 @@ from paradl_bench.strategies.passes.accumulation import MICRO_BATCHES_APART
 from paradl_bench.strategies.passes.clipping import add_clipping, sums_before
 from paradl_bench.strategies.passes.lower_precision import settings_of_update
 from paradl_bench.strategies.passes.recomputation import segments_of
+from paradl_bench.strategies.passes.weight_update import add_weight_update
 
 _EMPTY_BUCKET_BYTES = 4
 """What torch broadcasts for a rank that has no parameter to update: one number."""
