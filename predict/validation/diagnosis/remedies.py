@@ -70,7 +70,7 @@ def with_remedies(
     Args:
         options: of the command line, by the names of its parameters, as :func:`request_of` takes them.
         advance: is called after each prediction.
-        answer: of a search for the case's ranks and mini-batch; None to search.
+        answer: of a search for the case's mini-batch, on its ranks and maybe others; None to search.
     """
     wanted = [finding for finding in diagnosis.findings if finding.state in ("present", "possible")]
     if not wanted:
@@ -169,9 +169,10 @@ def _searched(diagnostician: Diagnostician, case: Case, options: Options, advanc
 def _strategies(
     answer: Answer, diagnostician: Diagnostician, case: Case, options: Options, advance: Callable[[], None]
 ) -> Iterator[_Tried]:
-    """The other strategies that a search has found."""
+    """The other strategies of as many ranks that a search has found."""
+    now = case.prediction
     for prediction in (row.prediction for row in answer.rows):
-        if prediction.strategy != case.prediction.strategy:
+        if prediction.ranks == now.ranks and prediction.strategy != now.strategy:
             found = options_found(prediction, {**options, **UNSET})
             yield from _predicted(diagnostician, f"--strategy {prediction.strategy}", found)
             advance()

@@ -128,6 +128,22 @@ def test_a_page_of_a_search_searches_once(predict: Caller, monkeypatch: pytest.M
     assert "other strategies were not searched" not in page.text
 
 
+def test_a_page_of_several_searches_tries_strategies_of_its_ranks(
+    predict: Caller, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    tried: list[str] = []
+
+    def note(_: object, change: str, __: object) -> list[object]:
+        tried.append(change)
+        return []
+
+    monkeypatch.setattr(remedies, "_predicted", note)
+    page = report(predict, *CHAIN, "--ranks", "2:4:x2")
+    strategies = [change.removeprefix("--strategy ") for change in tried if change.startswith("--strategy ")]
+    assert {parse_strategy(strategy).ranks for strategy in strategies} == {page.data["predictions"][0]["ranks"]}
+    assert len({prediction["ranks"] for prediction in page.data["predictions"]}) == 2
+
+
 def test_a_configuration_that_does_not_fit_comes_behind(predict: Caller) -> None:
     serial, d2 = asked(predict, "", *CHAIN, "--strategy", "serial,d2")
     assert d2["iteration_s"] < serial["iteration_s"]
