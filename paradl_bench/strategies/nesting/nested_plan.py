@@ -21,13 +21,13 @@ from paradl_bench.plan.axis_planner import (
     Latest,
     ReplicaShards,
     ShardedLayers,
-    UpdatingPlanner,
     axis_planner,
     samples_at_once,
     shard_in_turn,
     sharded_layers,
     staging_axis,
     staging_planner,
+    updating_planners,
 )
 from paradl_bench.plan.mesh import (
     axes_apart,
@@ -58,7 +58,7 @@ from paradl_bench.strategies.passes.accumulation import MicroSteps, check_accumu
 from paradl_bench.strategies.passes.clipping import add_clipping, sums_before
 from paradl_bench.strategies.passes.norm_statistics import synchronise_norms
 from paradl_bench.strategies.passes.recomputation import check_recomputation
-from paradl_bench.strategies.passes.weight_update import add_weight_update, weight_update
+from paradl_bench.strategies.passes.weight_update import add_update
 
 _LATEST: Latest[ReplicaShards] = Latest()
 """The plan, the memory model and a rank's run ask for the same shards."""
@@ -224,8 +224,7 @@ class NestedPlanner:
         """What ``multiplicity`` ranks of one leader index on their nodes each do."""
         network, axes = sharded.network, group_axes(strategy, Trait.REPLICATES)
         builder, settings = RoleBuilder(works), once.settings
-        updating = [planner for planner in self._planners if isinstance(planner, UpdatingPlanner)]
-        for planner in updating:
+        for planner in updating_planners(strategy):
             before = planner.add_role(builder, sharded, strategy, settings, once.operations)
             if before is not None:
                 return builder.build(f"replica{number}", multiplicity, exchanged_before=before)
@@ -234,9 +233,9 @@ class NestedPlanner:
             steps.add_but_last()
             last = tuple(task for _, task in steps.add_last())[-1:]
             last = add_clipping(builder, network, strategy, settings, last)
-            add_weight_update(builder, weight_update(network, settings), settings, last)
-            summed = sums_before(network, strategy, settings)
-            return builder.build(f"device{number}", multiplicity, exchanged_before=summed)
+            before = add_update(builder, network, strategy, settings, last, sharded.apart)
+            before += sums_before(network, strategy, settings)
+            return builder.build(f"device{number}", multiplicity, exchanged_before=before)
         ranks = ranks_along(strategy, axes)
         buckets, setup = once.exchanged(sharded)
         received = add_buffer_broadcasts(builder, network, ranks, axes)
@@ -258,13 +257,8 @@ class NestedPlanner:
                 exchange.add_ready(layer, last_task)
         done = tuple(task for exchange in exchanges for task in exchange.add_finish(last_task))
         done = add_clipping(builder, network, strategy, settings, done)
-        updates = (
-            planner.add_update(builder, network, strategy, settings, done, sharded.apart) for planner in updating
-        )
-        update = next((added for added in updates if added is not None), None)
-        if update is None:
-            add_weight_update(builder, weight_update(network, settings), settings, done)
-        return builder.build(f"replica{number}", multiplicity, setup, exchanged_before=(update or ()) + before)
+        before = add_update(builder, network, strategy, settings, done, sharded.apart) + before
+        return builder.build(f"replica{number}", multiplicity, setup, exchanged_before=before)
 
     def limits(self, network: ModelGraph, settings: PlanSettings) -> tuple[Limit, ...]:
         """The limit of each axis; of a strategy without axes, that it is one device."""

@@ -5,9 +5,11 @@ from __future__ import annotations
 from paradl_bench.network.graph import DTYPE_BYTES, ModelGraph
 from paradl_bench.network.kinds.autocast import has_masters
 from paradl_bench.network.optimizers import state_copies
+from paradl_bench.plan.axis_planner import updating_planners
 from paradl_bench.plan.compute import gradient_order
 from paradl_bench.plan.settings import PlanSettings
-from paradl_bench.plan.tasks import Phase, RoleBuilder, Stream, WeightUpdate
+from paradl_bench.plan.strategy import Strategy
+from paradl_bench.plan.tasks import Before, Phase, RoleBuilder, Stream, WeightUpdate
 from paradl_bench.plan.works.moving import StateCopy
 
 
@@ -40,3 +42,26 @@ def add_weight_update(
     fetched = builder.add(fetch, Phase.WU, Stream.COMPUTE, after)
     updated = builder.add(work, Phase.WU, Stream.COMPUTE, (fetched,))
     return builder.add(store, Phase.WU, Stream.COMPUTE, (updated,))
+
+
+def add_update(
+    builder: RoleBuilder,
+    network: ModelGraph,
+    strategy: Strategy,
+    settings: PlanSettings,
+    after: tuple[int, ...],
+    apart: frozenset[str],
+) -> Before:
+    """The weight update behind tasks, which replicas may share out; returns what that issues before the steady state.
+
+    Args:
+        network: with the parameters that a rank holds. apart: as of :class:`ShardedLayers`.
+    """
+    updates = (
+        planner.add_update(builder, network, strategy, settings, after, apart)
+        for planner in updating_planners(strategy)
+    )
+    before = next((issued for issued in updates if issued is not None), None)
+    if before is None:
+        add_weight_update(builder, weight_update(network, settings), settings, after)
+    return before or ()

@@ -41,7 +41,6 @@ from paradl_bench.plan.axis_planner import (
     ShardedLayers,
     samples_at_once,
     sharded_layers,
-    updating_planners,
 )
 from paradl_bench.plan.compute import BackwardPart, NetworkCompute
 from paradl_bench.plan.mesh import degree_of, group_axes, positions, zero_stage
@@ -54,7 +53,7 @@ from paradl_bench.strategies.exchange.gradients import GradientBuckets
 from paradl_bench.strategies.exchange.stage_exchanges import StageExchanges
 from paradl_bench.strategies.passes.accumulation import added_with, adds_first
 from paradl_bench.strategies.passes.clipping import add_clipping, sums_before
-from paradl_bench.strategies.passes.weight_update import add_weight_update, weight_update
+from paradl_bench.strategies.passes.weight_update import add_update
 from paradl_bench.strategies.pipeline.axis import PipelineOptions, cut_by, micro_batches
 from paradl_bench.strategies.pipeline.repetition import BEFORE, ActionTasks, Repeated, followed_by, moved, repeat
 from paradl_bench.strategies.pipeline.stage_shards import (
@@ -277,13 +276,8 @@ class _RankPlan:
         held = hold_parameters(rank_shards[0].network, [shard.stage for shard in rank_shards], self._sharded)
         added = add_sums_of_shared(builder, held, sent_to_places(self._shared, self._rank), self._rank, self._axis)
         after = add_clipping(builder, held, strategy, settings, added)
-        summed = sums_before(self._network, strategy, settings)
-        for planner in updating_planners(strategy):
-            before = planner.add_update(builder, held, strategy, settings, after, self._sharded.apart)
-            if before is not None:
-                return before + summed
-        add_weight_update(builder, weight_update(held, settings), settings, after)
-        return summed
+        before = add_update(builder, held, strategy, settings, after, self._sharded.apart)
+        return before + sums_before(self._network, strategy, settings)
 
     def _tasks(self, action: Action, *, exchanging: bool, first: bool) -> ActionTasks:
         """Those of an action, or of any other that differs in its micro-batch alone."""
