@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import socket
 import subprocess
 import sys
@@ -113,10 +114,11 @@ def test_a_stranger_cannot_enter_ranks_of_our_own_launcher(tmp_path: Path) -> No
         run = subprocess.run(command(tmp_path / "out"), capture_output=True, text=True, timeout=240)
         assert prying.stdout is not None
         assert json.loads(prying.stdout.readline()) == []
-    # Its calls are not taken for a rank's; one that comes first and in a rank's place ends the run in a line.
+    # Its calls are not taken for a rank's; one that comes first and in a rank's place ends the run in a line. Whether
+    # gloo loses it first or ranks see what it says depends on the machine; both lines name a foreign process.
     if run.returncode:
         assert run.returncode == 3, run.stderr
-        assert "not of this run" in run.stderr.splitlines()[-1], run.stderr
+        assert re.search("process (that is not|outside) of this run", run.stderr.splitlines()[-1]), run.stderr
 
 
 PROGRAM = """
