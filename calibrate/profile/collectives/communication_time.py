@@ -14,6 +14,7 @@ pieces of such an algorithm may be ranges of a step's bytes instead.
 
 from __future__ import annotations
 
+import functools
 import itertools
 import math
 from collections.abc import Sequence
@@ -26,6 +27,10 @@ from calibrate.profile.collectives.communication import CommunicationFit
 from paradl_bench.core.registry import lookup
 from paradl_bench.core.statistics import Floats
 from paradl_bench.plan.cost_terms.terms import Algorithm, CollectiveOperation
+
+
+_KEPT = 16_384
+"""Messages whose coefficients are remembered: those of a few searches."""
 
 
 class Piece(NamedTuple):
@@ -89,6 +94,14 @@ def coefficients(
     if logarithmic_from is None:
         return design
     return logarithmic_design(design, np.asarray(message_bytes, float) / logarithmic_from)
+
+
+@functools.lru_cache(_KEPT)
+def _coefficients_of_one(
+    algorithm: Algorithm, ranks: float, message_bytes: float, ranks_per_node: float, logarithmic_from: float | None
+) -> Floats:
+    """:func:`coefficients` of one message, shape (1, 5); predictions ask for the same few, whatever their links."""
+    return coefficients(algorithm, ranks, message_bytes, ranks_per_node, logarithmic_from)[None]
 
 
 def logarithmic_design(design: Floats, ratio: Floats) -> Floats:
@@ -155,6 +168,30 @@ def _over_sizes(pieces: Sequence[Piece], p: Floats, m: Floats, g: Floats) -> Flo
         start, end = lower.seconds(p, low, g), upper.seconds(p, high, g)
         seconds = np.where(m > low, start + (end - start) * (m - low) / (high - low), seconds)
         seconds = np.where(m >= high, upper.seconds(p, m, g), seconds)
+    return seconds
+
+
+def seconds_of_one(
+    pieces: Sequence[Piece], ranks: float, message_bytes: float, ranks_per_node: float = 1
+) -> float:
+    """:func:`piecewise_seconds` of one message, by pieces that hold for all rank counts: the same, to the last bit."""
+    if message_bytes <= 0:
+        return 0.0
+    parts = float(pieces[0].parts(ranks))
+
+    def of_piece(piece: Piece, size: float) -> float:
+        logarithmic_from = piece.low_bytes if piece.doubling_s else None
+        row = _coefficients_of_one(piece.algorithm, ranks, size, ranks_per_node, logarithmic_from)
+        return float((row @ piece.parameters)[0])
+
+    seconds = of_piece(pieces[0], message_bytes)
+    for lower, upper in itertools.pairwise(pieces):
+        low, high = lower.high_bytes * parts, upper.low_bytes * parts
+        if message_bytes >= high:
+            seconds = of_piece(upper, message_bytes)
+        elif message_bytes > low:
+            start, end = of_piece(lower, low), of_piece(upper, high)
+            seconds = start + (end - start) * (message_bytes - low) / (high - low)
     return seconds
 
 

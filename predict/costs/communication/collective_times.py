@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import bisect
 import itertools
 from collections.abc import Sequence
 from typing import NamedTuple
@@ -11,7 +12,7 @@ from numpy.typing import ArrayLike
 
 from calibrate.profile.collectives.communication import CommunicationFit
 from calibrate.profile.collectives.communication_residuals import Residuals, residuals_of
-from calibrate.profile.collectives.communication_time import Piece, pieces_of, piecewise_seconds
+from calibrate.profile.collectives.communication_time import Piece, pieces_of, piecewise_seconds, seconds_of_one
 from paradl_bench.core.registry import lookup
 from paradl_bench.core.statistics import Floats
 from paradl_bench.core.units import format_bytes
@@ -38,9 +39,12 @@ def fitted_seconds(pieces: Sequence[Piece], ranks: ArrayLike, message_bytes: Arr
     """As the profile's ``piecewise_seconds``, each message by those pieces alone that it needs."""
     if len(pieces) == 1 or any(piece.at_ranks for piece in pieces):
         return piecewise_seconds(pieces, ranks, message_bytes, per_node)
-    p, m, g = np.broadcast_arrays(ranks, message_bytes, per_node)
     # Up to the end of the first piece, from there to the start of the second, up to its end, ...
     edges = [edge for low, high in itertools.pairwise(pieces) for edge in (low.high_bytes, high.low_bytes)]
+    if np.ndim(ranks) == np.ndim(message_bytes) == np.ndim(per_node) == 0:
+        at = bisect.bisect_left(edges, message_bytes / float(pieces[0].parts(ranks)))
+        return np.asarray(seconds_of_one(pieces[at // 2 : at // 2 + 1 + at % 2], ranks, message_bytes, per_node))
+    p, m, g = np.broadcast_arrays(ranks, message_bytes, per_node)
     regime = np.searchsorted(edges, m / pieces[0].parts(p))
     seconds = np.empty(m.shape)
     for at in np.flatnonzero(np.bincount(regime.ravel())).tolist():

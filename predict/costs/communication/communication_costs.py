@@ -18,8 +18,10 @@ from calibrate.profile.collectives.communication import CommunicationFit
 from calibrate.profile.collectives.communication_residuals import SizeRatios
 from calibrate.profile.collectives.contexts import InContext
 from calibrate.profile.profile import Profile
+from paradl_bench.core.cache_keys import Answers
 from paradl_bench.core.registry import lookup
 from paradl_bench.plan.collectives.catalog import operations
+from paradl_bench.plan.cost_terms.terms import CollectiveOperation
 from paradl_bench.plan.mesh import members_of, ranks_along
 from paradl_bench.plan.strategy import Strategy
 from paradl_bench.plan.tasks import Collective, HaloExchange
@@ -87,6 +89,9 @@ class CommunicationCosts:
         self._message_costs: dict[tuple[int, tuple[int, ...], Strategy, str], CommunicationCost] = {}
         self._call_costs: dict[Hashable, CommunicationCost] = {}
         self._between: dict[tuple[str, str, tuple[int, int]], SizeRatios] = {}
+        # Lists of fits are kept as long as this is, so that which list it is says which fits these are.
+        self._times, self._changed = Answers(), Answers()
+        self._no_fits: list[CommunicationFit] = []
         self._fits: dict[tuple[str, str], list[CommunicationFit]] = {}
         for fit in profile.communication:
             if fit.library == self.backend:
@@ -119,14 +124,14 @@ class CommunicationCosts:
         """Of one whose level, ranks that share a node, and contention are known."""
         fits, more = self._fits_at(work, level)
         remarks += more
-        known = level, fits
+        measured_level, measured_fits = level, fits
         level, fits, changed = self._on_links(level, fits)
         remarks += changed
         collective = lookup(operations(), work.operation, "collective")
         stated = level.alpha_s is not None and level.beta_s_per_byte is not None
 
         def seconds_of(message_bytes: int, phi: float = sharing.factor) -> float:
-            return float(times_on(collective, fits, level, phi).seconds(work.ranks, message_bytes, per_node))
+            return float(self._times_on(collective, fits, level, phi).seconds(work.ranks, message_bytes, per_node))
 
         seconds = seconds_of(work.message_bytes)
         beyond = () if stated else beyond_remarks(work, fits)
@@ -144,9 +149,10 @@ class CommunicationCosts:
             modes += ((f"contention at {level.name}", shift),)
         cost = Cost(seconds, source, remarks=(*remarks, *of_others, *sharing.remarks, *beyond))
         if changed or sharing.factor != 1:
-            swept = times_on(collective, known[1], known[0], 1.0).seconds(work.ranks, work.message_bytes, per_node)
-            links_s = seconds_of(work.message_bytes, 1.0)
-            cost = cost._replace(seconds=float(swept)).adjusted("links", links_s).adjusted(CONTENTION, seconds)
+            swept = self._times_on(collective, measured_fits, measured_level, 1.0)
+            swept_s = float(swept.seconds(work.ranks, work.message_bytes, per_node))
+            links_s = seconds if sharing.factor == 1 else seconds_of(work.message_bytes, 1.0)
+            cost = cost._replace(seconds=swept_s).adjusted("links", links_s).adjusted(CONTENTION, seconds)
         alone = CommunicationCost(cost, modes)
         if call.after_compute:
             return self._after_compute(alone, work, level, (work.message_bytes,), seconds_of)
@@ -255,7 +261,14 @@ class CommunicationCosts:
         """What gives an operation's seconds at a level, for any ranks and bytes, under so much contention."""
         known, _ = self._fits_at(Collective(operation=operation, message_bytes=1, ranks=2), level)
         level, fits, _ = self._on_links(level, known)
-        return times_on(lookup(operations(), operation, "collective"), fits, level, contention)
+        return self._times_on(lookup(operations(), operation, "collective"), fits, level, contention)
+
+    def _times_on(
+        self, collective: CollectiveOperation, fits: list[CommunicationFit], level: Level, contention: float
+    ) -> CollectiveTimes:
+        """:func:`~.collective_times.times_on`, found once for fits that are kept here."""
+        key = collective.name, id(fits), level, contention
+        return self._times.once(key, lambda: times_on(collective, fits, level, contention))
 
     def level_of_span(self, span: int) -> Level:
         """The level that so many ranks side by side span; a UserError where the cluster that was given holds fewer."""
@@ -282,9 +295,13 @@ class CommunicationCosts:
         changes = between != (1.0, 1.0) or (inside != (1.0, 1.0) and any(fit.inner for fit in fits))
         if not changes:
             return level, fits, ()
-        times = f"{1 / between.beta:.3g} times the bandwidth, {between.alpha:.3g} times the latency"
-        remark = Remark(f"links of level {level.name!r} that were not measured: {times}", True)
-        return changed_level(level, between), [changed_fit(fit, between, inside) for fit in fits], (remark,)
+
+        def find() -> tuple[Level, list[CommunicationFit], tuple[Remark, ...]]:
+            times = f"{1 / between.beta:.3g} times the bandwidth, {between.alpha:.3g} times the latency"
+            remark = Remark(f"links of level {level.name!r} that were not measured: {times}", True)
+            return changed_level(level, between), [changed_fit(fit, between, inside) for fit in fits], (remark,)
+
+        return self._changed.once((level, id(fits)), find)
 
     def _ranks_per_node(self, work: Collective, strategy: Strategy) -> int:
         """How many ranks of the group share a node: its members stride over the ranks of the axes inside."""
@@ -353,7 +370,7 @@ class CommunicationCosts:
         if fits:
             return fits, ()
         if level.alpha_s is not None and level.beta_s_per_byte is not None:
-            return [], ()
+            return self._no_fits, ()
         order = {known.name: index for index, known in enumerate(self._profile.cluster.levels)}
         others = [name for operation, name in self._fits if operation == work.operation]
         if not others:
