@@ -5,13 +5,11 @@ The n-th of an operation along the same axes with the same reach is one collecti
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Iterator, Sequence
 from itertools import permutations
 
 import numpy as np
 
-from paradl_bench.core.cache_keys import Same
 from paradl_bench.plan.mesh import members_of
 from paradl_bench.plan.tasks import Collective, Ints, Plan, Role, Scope
 from predict.simulation.simulator import TaskGraph
@@ -31,7 +29,7 @@ def meetings(plan: Plan, graphs: Sequence[TaskGraph], nodes: Sequence[Ints]) -> 
     """
     if len(plan.roles) == 1:
         return
-    issued, together = _met(Same(plan))
+    issued, together = plan.found.once("meetings", lambda: _met(plan))
     before = [
         _before(role, graph, node_of_task, {task for tasks in of_kinds.values() for task in tasks})
         for role, graph, node_of_task, of_kinds in zip(plan.roles, graphs, nodes, issued, strict=True)
@@ -48,11 +46,8 @@ def meetings(plan: Plan, graphs: Sequence[TaskGraph], nodes: Sequence[Ints]) -> 
             yield waited_for, source, waiting, nodes[waiting][target]
 
 
-# A plan's phases and its whole iteration are simulated one after the other.
-@functools.lru_cache(maxsize=1)
-def _met(same: Same[Plan]) -> tuple[list[dict[_Kind, list[int]]], list[dict[_Kind, set[int]]]]:
+def _met(plan: Plan) -> tuple[list[dict[_Kind, list[int]]], list[dict[_Kind, set[int]]]]:
     """What each role issues, and the roles that are in it together."""
-    plan = same.thing
     issued = [_issued(plan, role) for role in range(len(plan.roles))]
     return issued, _roles_together(plan, issued)
 

@@ -20,7 +20,12 @@ class RoleSimulation:
     """A role alone."""
 
     def __init__(self, priced: PricedPlan, role: Role, late: RoleStraggler, *, across_phases: bool) -> None:
-        self._coalesced = coalesce(role, across_phases=across_phases, blocking=priced.blocking_tasks(role))
+        # Roles of a plan are its own, so that which object it is says which role it is.
+        self.found_by = across_phases, tuple(sorted(priced.blocking))
+        self._coalesced = priced.plan.found.once(
+            ("coalesced", id(role), *self.found_by),
+            lambda: coalesce(role, across_phases=across_phases, blocking=priced.blocking_tasks(role)),
+        )
         self.graph, self.segment = self._coalesced.graph, self._coalesced.segment
         self._late = late
         self._work = role.work
@@ -69,7 +74,10 @@ class MeetingRoles:
     def __init__(self, plan: Plan, roles: Sequence[RoleSimulation]) -> None:
         self._roles = roles
         graphs = [role.graph for role in roles]
-        self._graph = merge_graphs(graphs, list(meetings(plan, graphs, [role.segment for role in roles])))
+        self._graph = plan.found.once(
+            ("merged", *roles[0].found_by),
+            lambda: merge_graphs(graphs, list(meetings(plan, graphs, [role.segment for role in roles]))),
+        )
         self._borders = np.cumsum([graph.tasks for graph in graphs])[:-1]
 
     def run(self, *costs: Floats) -> Timeline:
