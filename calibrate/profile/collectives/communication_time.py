@@ -28,7 +28,6 @@ from paradl_bench.core.registry import lookup
 from paradl_bench.core.statistics import Floats
 from paradl_bench.plan.cost_terms.terms import Algorithm, CollectiveOperation
 
-
 _KEPT = 16_384
 """Messages whose coefficients are remembered: those of a few searches."""
 
@@ -171,9 +170,7 @@ def _over_sizes(pieces: Sequence[Piece], p: Floats, m: Floats, g: Floats) -> Flo
     return seconds
 
 
-def seconds_of_one(
-    pieces: Sequence[Piece], ranks: float, message_bytes: float, ranks_per_node: float = 1
-) -> float:
+def seconds_of_one(pieces: Sequence[Piece], ranks: float, message_bytes: float, ranks_per_node: float = 1) -> float:
     """:func:`piecewise_seconds` of one message, by pieces that hold for all rank counts: the same, to the last bit."""
     if message_bytes <= 0:
         return 0.0

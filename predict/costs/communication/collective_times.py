@@ -41,10 +41,12 @@ def fitted_seconds(pieces: Sequence[Piece], ranks: ArrayLike, message_bytes: Arr
         return piecewise_seconds(pieces, ranks, message_bytes, per_node)
     # Up to the end of the first piece, from there to the start of the second, up to its end, ...
     edges = [edge for low, high in itertools.pairwise(pieces) for edge in (low.high_bytes, high.low_bytes)]
-    if np.ndim(ranks) == np.ndim(message_bytes) == np.ndim(per_node) == 0:
-        at = bisect.bisect_left(edges, message_bytes / float(pieces[0].parts(ranks)))
-        return np.asarray(seconds_of_one(pieces[at // 2 : at // 2 + 1 + at % 2], ranks, message_bytes, per_node))
-    p, m, g = np.broadcast_arrays(ranks, message_bytes, per_node)
+    asked = [np.asarray(value, float) for value in (ranks, message_bytes, per_node)]
+    if not any(values.ndim for values in asked):
+        one_p, one_m, one_g = map(float, asked)
+        at = bisect.bisect_left(edges, one_m / float(pieces[0].parts(one_p)))
+        return np.asarray(seconds_of_one(pieces[at // 2 : at // 2 + 1 + at % 2], one_p, one_m, one_g))
+    p, m, g = np.broadcast_arrays(*asked)
     regime = np.searchsorted(edges, m / pieces[0].parts(p))
     seconds = np.empty(m.shape)
     for at in np.flatnonzero(np.bincount(regime.ravel())).tolist():

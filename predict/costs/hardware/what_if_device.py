@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from functools import cached_property
+from functools import cached_property, partial
 from typing import NamedTuple
 
 import msgspec
@@ -31,7 +31,7 @@ from paradl_bench.records.cluster import Cluster, ClusterFile
 from paradl_bench.records.measurement import UNKNOWN_DEVICE
 from predict.costs.compute.layer_roofline import Roofline
 from predict.costs.hardware.what_if_hardware import AS_MEASURED, Hardware, NamedDevice
-from predict.costs.sourced import UNIFORM_TO_SD, Remark, Source
+from predict.costs.sourced import UNIFORM_TO_SD, Adjustment, Cost, Remark, Source
 from predict.costs.spread.assembly import Priced
 
 _MEASURE = "measure them: paradl-bench doctor --measure -o DIR, then calibrate fit with that directory as well"
@@ -139,10 +139,13 @@ class OtherDevice:
             before = self._measured_rates(ranks_on_host)
             after = self._rates(before)
             context = DemandContext(self._profile, self._roofline, self._dtype, local_batch, ranks_on_host)
-            for index, work in enumerate(works):
+            remark, known = _by_roofline(before, after, self._named), Answers()
+            for index, (work, part) in enumerate(zip(works, priced, strict=True)):
                 demand = self._demand_of(work, context)
                 if demand is not None:
-                    parts[index] = _on_other(parts[index], demand, before, after, self._named)
+                    # Blocks repeat their works, and one part stands for all of them.
+                    find = partial(_on_other, part, demand, before, after, remark)
+                    parts[index] = known.once((id(part), demand), find)
         if self._time_factor is None:
             return parts
         return [_as_it_stands(work, part, self._time_factor) for work, part in zip(works, parts, strict=True)]
@@ -243,7 +246,17 @@ def _other_rates(profile: Profile, cluster: Cluster | None) -> Rates | None:
     return Rates(cluster.peak_flops, cluster.memory_bandwidth_bytes_per_s)
 
 
-def _on_other(part: Priced, demand: Demand, before: Rates, after: Rates, named: NamedDevice | None) -> Priced:
+def _by_roofline(before: Rates, after: Rates, named: NamedDevice | None) -> Remark:
+    what = f"{named.name} instead of {named.instead_of}" if named else "another device"
+    links = "; links and host stay as measured" if named else ""
+    return Remark(
+        f"compute on {what}, by roofline: {after.flops / before.flops:.3g} times the FLOP/s, "
+        f"{after.bytes / before.bytes:.3g} times the memory bandwidth{links}",
+        True,
+    )
+
+
+def _on_other(part: Priced, demand: Demand, before: Rates, after: Rates, remark: Remark) -> Priced:
     cost = part.cost
     bound_s = max(demand.flops / before.flops, demand.bytes / before.bytes)
     moving_s = max(cost.seconds - demand.fixed_s, 0.0)
@@ -255,20 +268,17 @@ def _on_other(part: Priced, demand: Demand, before: Rates, after: Rates, named: 
     explained = min(1.0, bound_s / moving_s)
     choices = (1.0, before.flops / after.flops, before.bytes / after.bytes)
     width = (1 - explained) * moving_s * (max(choices) - min(choices))
-    what = f"{named.name} instead of {named.instead_of}" if named else "another device"
-    links = "; links and host stay as measured" if named else ""
-    remark = Remark(
-        f"compute on {what}, by roofline: {after.flops / before.flops:.3g} times the FLOP/s, "
-        f"{after.bytes / before.bytes:.3g} times the memory bandwidth{links}",
-        True,
+    # Built at once: a search prices tens of thousands.
+    added_s = seconds - cost.seconds
+    scaled = Cost(
+        seconds=seconds,
+        source=max(cost.source, Source.SCALED_BY_ROOFLINE),
+        independent_sd_s=cost.independent_sd_s * ratio,
+        batch_sd_s=cost.batch_sd_s * ratio,
+        method_sd_s=math.hypot(cost.method_sd_s * ratio, width * UNIFORM_TO_SD),
+        remarks=(*cost.remarks, remark),
+        adjustments=(*cost.adjustments, Adjustment("device", added_s)) if added_s else cost.adjustments,
+        base_source=cost.origin,
+        method=cost.method,
     )
-    return part._replace(
-        cost=cost.adjusted("device", seconds)._replace(
-            source=max(cost.source, Source.SCALED_BY_ROOFLINE),
-            independent_sd_s=cost.independent_sd_s * ratio,
-            batch_sd_s=cost.batch_sd_s * ratio,
-            method_sd_s=math.hypot(cost.method_sd_s * ratio, width * UNIFORM_TO_SD),
-            remarks=(*cost.remarks, remark),
-        ),
-        modes=tuple((name, shift * ratio) for name, shift in part.modes),
-    )
+    return part._replace(cost=scaled, modes=tuple((name, shift * ratio) for name, shift in part.modes))

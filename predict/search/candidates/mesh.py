@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 import itertools
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -101,6 +101,22 @@ class Mesh(NamedTuple):
     def exchanges(self) -> bool:
         """Whether ranks hold the same parameters and exchange their gradients."""
         return self.replicas > 1 or any(axis.has(Trait.REPLICATES) for axis in self.shared)
+
+
+class MeshColumns(NamedTuple):
+    """What many meshes are, as arrays with an entry each: see the attributes of :class:`Mesh`."""
+
+    stages: Ints
+    samplers: Ints
+    sharers: Ints
+    zero: Ints
+    parted: Ints
+    parted_apart: Ints
+
+    @classmethod
+    def of(cls, meshes: Sequence[Mesh]) -> MeshColumns:
+        """Of these meshes."""
+        return cls(*np.array([[getattr(mesh, name) for name in cls._fields] for mesh in meshes], np.int64).T)
 
 
 def axis_along(trait: Trait, degree: int, prefix: int = 0) -> Axis:

@@ -30,7 +30,7 @@ from paradl_bench.strategies.exchange.options import ExchangeOptions, bucket_lim
 from paradl_bench.strategies.pipeline.axis import PipelineOptions
 from predict.costs.sourced import Floats, Ints
 from predict.search.candidates.finder import MOST_TRIED_MICRO_BATCHES, Finder
-from predict.search.candidates.mesh import Mesh, Settings, alike, divisors
+from predict.search.candidates.mesh import Mesh, MeshColumns, Settings, alike, divisors
 from predict.search.candidates.refusals import Held, possible_choices
 from predict.search.candidates.ruled_out import RuledOut
 
@@ -100,6 +100,11 @@ class Space(Choices):
         """
         columns = self.mesh_of[self.strategy], self.micro_batches, self.schedule, self.again
         return self.found.once("plans", lambda: alike(*columns))
+
+    @property
+    def columns(self) -> MeshColumns:
+        """The meshes as arrays."""
+        return self.found.once("columns", lambda: MeshColumns.of(self.meshes))
 
     def counted_anew(self) -> Space:
         """The same for another search, which counts what it finds impossible by itself."""
@@ -284,8 +289,7 @@ def hold_activations_of(space: Space, candidate: int) -> NDArray[np.bool_]:
     recomputed = [choice.get("recompute") for choice in space.held]
     kept_alike = [choice == recomputed[space.again[candidate]] for choice in recomputed]
     mesh_of = space.mesh_of[space.strategy]
-    at_once = np.array([space.settings.batch // mesh.samplers for mesh in space.meshes])[mesh_of]
-    at_once //= space.micro_batches
+    at_once = space.settings.batch // space.columns.samplers[mesh_of] // space.micro_batches
     same_shards = np.array(alike_meshes)[mesh_of] & np.array(kept_alike)[space.again]
     return np.asarray(same_shards & (at_once >= at_once[candidate]))
 

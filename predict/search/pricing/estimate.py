@@ -113,12 +113,13 @@ class Estimates:
         self._whole = WholeLayers(costs, self._ranks)
         self._waits = Waits(self._groups)
         self._numbers: dict[Sharing, int] = {}
-        # What ZeRO gathers and reduces of a micro-batch, and links that it sends parts of a stage over, by strategy;
-        # of parameters that all ranks hold, and of those that are held apart.
+        # By strategy, what ZeRO gathers and reduces of a micro-batch, and links that parts of a stage go over: of
+        # parameters that all ranks hold, and of those that are held apart.
         self._zero = np.zeros(len(space.strategies))
         self._parts = np.zeros((len(space.strategies), 2, 4), np.int64)
         self._zero_messages = ZeroMessages(self._groups, shared)
-        self._parted = np.array([(mesh.parted, mesh.parted_apart) for mesh in space.meshes])
+        self._columns = space.columns
+        self._parted = np.array((space.columns.parted, space.columns.parted_apart))
         self._again: dict[tuple[int, tuple[int, int]], ComputedAgain] = {}
         self._cuts: dict[tuple[int, int], Cut] = {}
         self._widths = widths_of(as_held(costs.network, costs.dtype), costs.dtype, costs.device_kind)
@@ -149,8 +150,8 @@ class Estimates:
         kinds = of_all, gradient_bytes - of_all
         self._buckets = [Buckets(self._groups, of_kind, space.caps_mb) for of_kind in kinds]
         self._whole_bytes = max(self._shared.of_all.gradient_bytes.sum(), 1)
-        stages = np.array([mesh.stages for mesh in space.meshes])[rows.mesh]
-        sharded = np.array([mesh.zero > 1 and mesh.stages == 1 for mesh in space.meshes])[rows.mesh]
+        stages = self._columns.stages[rows.mesh]
+        sharded = (self._columns.zero[rows.mesh] > 1) & (stages == 1)
         possible = self._possible[rows.strategy]
         for key in self._cuts:
             alike_cut = possible & ~sharded & (stages == key[0]) & (rows.stages_per_rank == key[1])
@@ -187,13 +188,13 @@ class Estimates:
         strategy, turns, schedule, again = (column[chosen] for column in columns)
         schedules = [schedule_of(name) for name in space.schedules]
         meshes = space.mesh_of[strategy]
-        piped = np.array([mesh.stages for mesh in space.meshes])[meshes] > 1
+        piped = self._columns.stages[meshes] > 1
         # The estimate knows how many stages a rank has, whether backward has parts, and nothing else of a schedule.
         per_rank = np.where(piped, np.array([each.stages_per_rank for each in schedules])[schedule], 1)
         in_parts = piped & np.array([each.splits_backward for each in schedules])[schedule]
         first, row = alike(strategy, turns, per_rank, in_parts, again)
         strategy, mesh, turns = strategy[first], meshes[first], turns[first]
-        local = space.settings.batch // np.array([space_mesh.samplers for space_mesh in space.meshes])[mesh]
+        local = space.settings.batch // self._columns.samplers[mesh]
         samples, per_rank = local // turns, per_rank[first]
         links = self._links(strategy, samples, per_rank)
         numbers = np.array([self._numbers.get(space_mesh.sharing, 0) for space_mesh in space.meshes])
@@ -307,7 +308,7 @@ class Estimates:
 
     def _bytes_held(self, bounds: Ints, rows: _Rows) -> Floats:
         """What a rank updates of stages: of what all ranks hold, and of what is held apart; (2, rows, stages)."""
-        of_kinds = zip(self._buckets, self._parted[rows.mesh].T, strict=True)
+        of_kinds = zip(self._buckets, self._parted[:, rows.mesh], strict=True)
         return np.array([buckets.stage_bytes(bounds)[rows.shared] / parted[:, None] for buckets, parted in of_kinds])
 
     def _sent_in_parts(self, cut: Cut, rows: _Rows, held: Floats) -> Floats:
@@ -319,7 +320,7 @@ class Estimates:
             parted = np.flatnonzero(links.any(axis=1))
             for number in np.unique(rows.shared[parted]).tolist():
                 some = parted[rows.shared[parted] == number]
-                ranks = self._parted[rows.mesh[some], int(kind), None]
+                ranks = self._parted[int(kind), rows.mesh[some], None]
                 units = self._zero_messages.units_of_ranks(sharings[number], cut.key[0], cut.bounds, of_apart=kind)
                 for column, times in enumerate((ranks, units, units, units)):
                     size = np.floor(part[some] / (units if column else 1))
@@ -342,8 +343,7 @@ class Estimates:
         return _Work(forward, backward, update * straggler)
 
     def _computed_again(self, which: int, cut: Cut) -> ComputedAgain:
-        key = which, cut.key
-        if key not in self._again:
+        if (key := (which, cut.key)) not in self._again:
             settings = msgspec.structs.replace(self._space.settings, **self._space.held[which])
             self._again[key] = computed_again(self._costs.network, settings, cut.bounds.tolist())
         return self._again[key]
@@ -375,7 +375,7 @@ class Estimates:
         if len(cut.bounds) == 2:
             return np.zeros((len(rows.turns), 0))
         # A block of positions sends its part; of other shards what crosses is whole, or at least their part.
-        parts = np.array([mesh.sharers for mesh in self._space.meshes])[rows.mesh]
+        parts = self._columns.sharers[rows.mesh]
         first, row = alike(rows.samples, parts, rows.sent)
         # Blocks repeat, and so does what crosses cuts between them.
         distinct, place = np.unique(cut.sent_bytes[:-1], return_inverse=True)

@@ -60,7 +60,12 @@ class GroupCosts:
 
     def seconds(self, operation: str, group: Group, message_bytes: Floats) -> Floats:
         """Of each message, by itself; of the shape of ``message_bytes``."""
-        return self.seconds_over(np.array(self.link(operation, group)), message_bytes)
+        link = self.link(operation, group)
+        if not link:
+            return np.zeros(message_bytes.shape)
+        fit, ranks, per_node = self._of_links()[:, link]
+        seconds = self._times[fit].seconds(ranks, message_bytes.reshape(1, -1), per_node)
+        return np.asarray(seconds.reshape(message_bytes.shape))
 
     def link(self, operation: str, group: Group) -> int:
         """The number of the group's link; 0 of one rank.
@@ -77,9 +82,7 @@ class GroupCosts:
     def seconds_over(self, links: Ints, message_bytes: Floats) -> Floats:
         """Of messages that each go over a link of their own; both are broadcast against each other."""
         links, sizes = np.broadcast_arrays(links, message_bytes)
-        if self._columns.shape[1] < len(self._links):
-            self._columns = np.array(list(self._links), np.int64).T
-        fit, ranks, per_node = self._columns
+        fit, ranks, per_node = self._of_links()
         seconds = np.zeros(sizes.shape)
         for at in np.unique(fit[links]).tolist():
             of_fit = fit[links] == at
@@ -87,6 +90,11 @@ class GroupCosts:
                 over = links[of_fit]
                 seconds[of_fit] = self._times[at].seconds(ranks[over], sizes[of_fit].reshape(1, -1), per_node[over])[0]
         return seconds
+
+    def _of_links(self) -> Ints:
+        if self._columns.shape[1] < len(self._links):
+            self._columns = np.array(list(self._links), np.int64).T
+        return self._columns
 
     def _fit(self, operation: str, group: Group) -> int:
         levels = self._communication.cluster.levels
