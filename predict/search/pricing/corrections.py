@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import copy
+from collections.abc import Hashable, Sequence
+
 import numpy as np
+from numpy.typing import NDArray
 
 from predict.costs.sourced import Floats, Ints
 from predict.search.candidates.space import Space
@@ -16,23 +20,27 @@ class Corrections:
     What estimates leave out differs by mesh and, in a pipeline, by schedule. So each schedule of a mesh has a factor
     of its own, the least that was found. One that none was predicted of takes the least that its schedule has on other
     meshes, or, before it was tried on a few, the least of all. Without a pipeline it takes the least of its kind:
-    meshes with the same axes and ZeRO stage, whatever their degrees. Before any of them was predicted it takes 1, so
-    that the search tries every kind.
+    meshes with the same axes, options of these and ZeRO stage, whatever their degrees. One mesh does not speak for its
+    kind: before a few were predicted, it takes a factor between that and what kinds with other options have, and of
+    these between theirs and 1, so that the search tries every kind.
     """
 
     _FEW = 3
 
     def __init__(self, space: Space) -> None:
         mesh_of = space.mesh_of[space.strategy]
-        piped = np.array([mesh.stages > 1 for mesh in space.meshes])[mesh_of]
+        piped = space.columns.stages[mesh_of] > 1
         # Schedule 0 stands for meshes without a pipeline, whose factor says nothing of other meshes.
         self._schedule = space.found.once("corrected schedules", lambda: np.where(piped, space.schedule + 1, 0))
         self._mesh = mesh_of
-        shared = [tuple(axis.kind for axis in mesh.shared) for mesh in space.meshes]
-        others = [(mesh.chosen, mesh.zero, mesh.copies > 1, mesh.stages > 1) for mesh in space.meshes]
-        kinds = list(zip(shared, others, strict=True))
-        numbers = {kind: number for number, kind in enumerate(dict.fromkeys(kinds))}
-        self._kind = np.array([numbers[kind] for kind in kinds], np.int64)
+        axes = [
+            (tuple(axis.kind for axis in mesh.shared), mesh.zero, mesh.copies > 1, mesh.stages > 1)
+            for mesh in space.meshes
+        ]
+        options = [(*of_mesh, mesh.chosen) for of_mesh, mesh in zip(axes, space.meshes, strict=True)]
+        # From what many meshes have to what few have.
+        self._kinds = [_numbered(kinds) for kinds in (axes, options)]
+        self._tries = True
         self._factor = np.full((len(space.meshes), len(space.schedules) + 1), np.inf)
 
     def learn(self, candidate: int, estimate_s: float, predicted_s: float) -> None:
@@ -40,17 +48,36 @@ class Corrections:
         place = int(self._mesh[candidate]), int(self._schedule[candidate])
         self._factor[place] = min(self._factor[place], predicted_s / estimate_s)
 
+    def when_tried(self) -> Corrections:
+        """The same, to learn on, where no kind has to be tried any more: of what was not, the median of all holds."""
+        other = copy.copy(self)
+        other._factor, other._tries = self._factor.copy(), False
+        return other
+
     def of(self, estimates: Floats, chosen: Ints | slice = _ALL) -> Floats:
         """Seconds of the chosen of all candidates, corrected."""
         known = np.isfinite(self._factor)
-        least = self._factor.min() if known.any() else 1.0
-        elsewhere = np.where(known.sum(axis=0) >= self._FEW, self._factor.min(axis=0), least)
+        usual = (np.min if self._tries else np.median)(self._factor[known]) if known.any() else 1.0
+        elsewhere = np.where(known.sum(axis=0) >= self._FEW, self._factor.min(axis=0), usual)
         factor = np.where(known, self._factor, elsewhere)
-        of_kinds = np.full(len(self._kind), np.inf)
-        np.minimum.at(of_kinds, self._kind, self._factor[:, 0])
-        alike = of_kinds[self._kind]
-        factor[:, 0] = np.where(known[:, 0], self._factor[:, 0], np.where(np.isfinite(alike), alike, 1.0))
+        alike = np.full(len(factor), 1.0 if self._tries else usual)
+        for kind in self._kinds:
+            alike = self._of_kinds(kind, known[:, 0], alike)
+        factor[:, 0] = np.where(known[:, 0], self._factor[:, 0], alike)
         return np.asarray(estimates[chosen] * factor[self._mesh[chosen], self._schedule[chosen]])
+
+    def _of_kinds(self, kind: Ints, known: NDArray[np.bool_], others: Floats) -> Floats:
+        """By mesh, the least factor of its kind; before a few are known, so much nearer to what ``others`` have."""
+        least = np.full(int(kind.max()) + 1, np.inf)
+        np.minimum.at(least, kind, self._factor[:, 0])
+        certain = np.minimum(np.bincount(kind, known) / self._FEW, 1.0)[kind]
+        of_kind = np.where(np.isfinite(least[kind]), least[kind], others)
+        return np.asarray(others + (of_kind - others) * certain)
+
+
+def _numbered(kinds: Sequence[Hashable]) -> Ints:
+    numbers = {kind: number for number, kind in enumerate(dict.fromkeys(kinds))}
+    return np.array([numbers[kind] for kind in kinds], np.int64)
 
 
 def next_to(space: Space, candidate: int) -> Ints:
