@@ -1,6 +1,7 @@
 """How long predict explore takes to answer: a slider that moves, the other rows, a search.
 
-Times are of the processor, not of the clock, so that what else runs on the machine counts less.
+Times are of the processor, not of the clock, so that what else runs on the machine counts less. ``--whole`` holds each
+search that follows another one beside a search of all candidates on the same hardware.
 
 python benchmarks/speed/explorer_speed.py --from-profile h100-sxm --model gpt2 --ranks 1024 --batch 4096
 """
@@ -9,7 +10,7 @@ from __future__ import annotations
 
 import statistics
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import click
@@ -34,6 +35,39 @@ def _times_ms(ask: Callable[[Changed], object], count: int, offset: float, *name
     return times
 
 
+_ELSEWHERE = (
+    {"bandwidth": 0.1},
+    {"bandwidth": 0.5},
+    {"bandwidth": 4.0},
+    {"latency": 0.3},
+    {"latency": 3.0},
+    {"peak_flops": 2.0},
+    {"memory_bandwidth": 0.5},
+    {"peak_flops": 2.0, "memory_bandwidth": 2.0},
+    {"bandwidth": 2.5, "latency": 0.5, "peak_flops": 1.5},
+    {"bandwidth": 0.2, "peak_flops": 4.0, "memory_bandwidth": 4.0},
+)
+"""Hardware that a following search is held beside a whole one on: by what the profile's is multiplied."""
+
+
+def _compared(explorer: Explorer, search: Searched) -> Iterator[str]:
+    """How the best and the eighth row of following searches compare with those of whole ones."""
+    ratios = []
+    for factors in _ELSEWHERE:
+        asked = Asked(search=search, found_on=msgspec.structs.replace(Changed(), **factors))
+        begun = time.process_time()
+        followed = [row["iteration_s"] for row in explorer.search(asked)["rows"]]
+        spent_ms = 1e3 * (time.process_time() - begun)
+        found = Explorer(explorer.paths).search(asked)["rows"]
+        whole = [row["iteration_s"] for row in found]
+        ratios.append(followed[0] / whole[0])
+        hardware = ", ".join(f"{name} {factor:g}" for name, factor in factors.items())
+        best, last = f"{followed[0]:.5f} s of {whole[0]:.5f} s", f"{followed[-1]:.5f} s of {whole[-1]:.5f} s"
+        yield f"{hardware}: best {best}, last row {last}, {spent_ms:.0f} ms of CPU"
+    low, high = min(ratios), max(ratios)
+    yield f"best over that of a whole search: {low:.3f} to {high:.3f}, median {statistics.median(ratios):.3f}"
+
+
 def _told(what: str, times_ms: list[float]) -> str:
     low, _, high = statistics.quantiles(times_ms, n=4)
     median = statistics.median(times_ms)
@@ -47,7 +81,8 @@ def _told(what: str, times_ms: list[float]) -> str:
 @click.option("--batch", default=4096, show_default=True)
 @click.option("--memory", default="80GiB", show_default=True)
 @click.option("--count", default=20, show_default=True, help="Answers of a kind.")
-def main(profile: Path, model: str, ranks: int, batch: int, memory: str, count: int) -> None:
+@click.option("--whole", is_flag=True, help="Search all candidates on other hardware too.")
+def main(profile: Path, model: str, ranks: int, batch: int, memory: str, count: int, whole: bool) -> None:
     """Print medians and quartiles, without the browser."""
     explorer = Explorer([profile])
     search = Searched(model=model, ranks=ranks, batch=batch, memory=memory)
@@ -66,6 +101,8 @@ def main(profile: Path, model: str, ranks: int, batch: int, memory: str, count: 
     )
     click.echo(_told("a search on other links", links))
     click.echo(_told("a search on another device", device))
+    for line in _compared(explorer, search) if whole else ():
+        click.echo(line)
 
 
 if __name__ == "__main__":

@@ -16,8 +16,8 @@ from paradl_bench.strategies.exchange.options import bucket_limits
 from predict.prediction.confidence import confidence_in
 from predict.prediction.prediction import PredictedUse
 from predict.prediction.presentation import interval_cell
+from predict.search.account import Searched
 from predict.search.contrast import Contrasted
-from predict.search.ranking import Searched
 from predict.search.search import Answer, Row
 
 _SURE = 0.0005

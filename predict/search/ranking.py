@@ -11,7 +11,6 @@ from __future__ import annotations
 from collections.abc import Callable, Hashable, Iterator, Sequence
 from typing import NamedTuple
 
-import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
@@ -22,6 +21,7 @@ from predict.costs.memory_estimate import EstimatedMemory, tensors_within
 from predict.costs.sourced import Floats, Ints
 from predict.prediction.interval import Timed
 from predict.prediction.prediction import Prediction, Predictor
+from predict.search.account import Searched
 from predict.search.candidates.ruled_out import sweep_command
 from predict.search.candidates.space import Space, hold_activations_of
 from predict.search.chances import steps
@@ -56,44 +56,6 @@ class Exact(NamedTuple):
     layers: Hashable
 
 
-class Searched(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """What became of the candidates of one number of ranks.
-
-    Attributes:
-        candidates: strategies with their settings, of those that the network, the batch and the schedules allow.
-        predicted: of these, exactly. too_slow: with an estimate that is not below the best prediction.
-        too_large: that do not fit. open: below it and not predicted; open_from_s: the lowest of their estimates.
-        estimates_off: predictions over estimates less 1, the least and the most.
-        impossible: strategies that there are not, as a whole or with some settings, counted by why. not_searched: those
-            that there are, and of which no candidate was made.
-        uneven_replicas: numbers of replicas that no candidate has, since the mini-batch does not split evenly over
-            them.
-        not_compared: kinds of axes that no candidate has, since a collective was not measured, with that collective.
-        measure_command: that measures what is lacking; null where nothing is.
-        best_s: the best prediction, of the candidate ``best``. of_predicted: how that compares with what was predicted,
-            all of which fits. of_all: with all that memory does not rule out, by estimates where not predicted.
-    """
-
-    ranks: int
-    candidates: int
-    strategies: int
-    predicted: int
-    too_slow: int
-    too_large: int
-    open: int
-    open_from_s: float | None
-    estimates_off: tuple[float, float]
-    impossible: dict[str, int]
-    not_searched: tuple[str, ...]
-    uneven_replicas: tuple[int, ...] = ()
-    not_compared: dict[str, str] = {}
-    measure_command: str | None = None
-    best: str
-    best_s: float
-    of_predicted: Contrast
-    of_all: Contrast
-
-
 class Ranker:
     """Ranks candidates within a rank's memory, if that is known.
 
@@ -121,6 +83,7 @@ class Ranker:
         self._estimates = Estimates(costs, space, shared).seconds(self._bounds <= self._within)
         self._unneeded = np.isfinite(self._estimates) & space.unneeded(self._bounds <= self._within)
         self._waiting = np.isfinite(self._estimates) & ~self._unneeded
+        self._possible = self._waiting & (self._bounds <= self._within)
         self._corrections = Corrections(space)
         # Those alike but for buckets.
         self._row = space.strategy.astype(np.int64) * len(space) + self._plan_of
@@ -132,6 +95,23 @@ class Ranker:
         self._not_compared = space.impossible.uncompared(space.strategies[index] for index in compared)
         self._done: list[Exact] = []
         self._contenders = np.flatnonzero(self._waiting)
+
+    @property
+    def space(self) -> Space:
+        """All candidates."""
+        return self._space
+
+    def corrected(self) -> tuple[Ints, Floats, Corrections]:
+        """Candidates that may fit, predicted or not, their corrected estimates, and what these are corrected by."""
+        possible, corrections = np.flatnonzero(self._possible), self._corrections.when_tried()
+        return possible, corrections.of(self._estimates, possible), corrections
+
+    def rows(self) -> Ints:
+        """Of all that was predicted, the fastest candidate of each strategy, the fastest strategy first."""
+        fastest: dict[int, int] = {}
+        for exact in sorted(self._done, key=lambda exact: exact.timed.iteration_s):
+            fastest.setdefault(int(self._space.strategy[exact.candidate]), exact.candidate)
+        return np.array(list(fastest.values()), np.int64)
 
     def rank(self, predictor: Predictor, advance: Callable[[], None] = lambda: None) -> list[Exact]:
         """Predict until none is left that may be the best, or enough were; those predicted, the fastest first.
@@ -291,7 +271,7 @@ class Ranker:
         """Candidates that hold less than all that were predicted, from the fastest to the smallest."""
         least = min(exact.prediction.memory.memory_bytes for exact in self._done)
         below = tensors_within(self._costs.profile, least)
-        stages = np.array([mesh.stages for mesh in self._space.meshes])[self._mesh_of]
+        stages = self._space.columns.stages[self._mesh_of]
         quick = (stages == 1) | (stages * self._space.micro_batches <= _LEAN_ACTIONS)
         seconds, sizes = np.where(self._waiting & quick, self._estimates, np.inf), self._bounds.copy()
         walked = np.zeros(len(seconds), bool)

@@ -25,12 +25,13 @@ from predict.prediction.buckets.advice import parse_caps
 from predict.prediction.prediction import Prediction, Predictor
 from predict.prediction.request import MEASURED, limit_memory, read_model, settings_of
 from predict.prediction.stage_balance import CUT_BY
+from predict.search.account import Searched
 from predict.search.candidates.mirrored import mirrored_dims
 from predict.search.candidates.refusals import Held
 from predict.search.candidates.space import Space, find_space, held_choices
 from predict.search.chances import chances_of_best, pareto
 from predict.search.pricing.memory_bound import bounds_of
-from predict.search.ranking import Exact, Ranker, Searched
+from predict.search.ranking import Exact, Ranker
 from predict.workload import Evaluator, evaluator_named, evaluators
 
 MOST_PREDICTIONS = 60
@@ -101,9 +102,17 @@ class Answer(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
 def search(
     options: Mapping[str, Any], advance: Callable[[], None] = lambda: None, costs: CostModel | None = None
 ) -> Answer:
-    """Search every number of ranks that the options ask for; ``advance`` is called after each exact prediction.
+    """The answer of :func:`whole_search`, which says what it takes and raises."""
+    return whole_search(options, advance, costs)[0]
+
+
+def whole_search(
+    options: Mapping[str, Any], advance: Callable[[], None] = lambda: None, costs: CostModel | None = None
+) -> tuple[Answer, tuple[Ranker, ...]]:
+    """Search every number of ranks that the options ask for; the answer, and what each of them was ranked by.
 
     Args:
+        advance: called after each exact prediction.
         costs: where they have been read; None to read what the options name.
 
     Raises:
@@ -128,6 +137,7 @@ def search(
     )
     exact: list[Exact] = []
     searched: list[Searched] = []
+    rankers: list[Ranker] = []
     refused: list[UserError] = []
     for ranks in parse_ranks(options["ranks"]):
         try:
@@ -139,12 +149,13 @@ def search(
             exact += ranker.rank(predictor, advance)
             unpriced = limited != (limit is not None) and options["offload"] is None
             searched.append(_account(ranker, (_UNPRICED,) if unpriced else ()))
+            rankers.append(ranker)
         except UserError as error:
             refused.append(error)
     if not searched:
         raise refused[0]
-    rows, others, further = _rows(exact, options)
-    return Answer(
+    rows, others, further = rows_of(exact, options)
+    answer = Answer(
         model=costs.network.name,
         batch=batches[0],
         memory_bytes_per_rank=limit,
@@ -153,6 +164,7 @@ def search(
         further=further,
         searched=tuple(searched),
     )
+    return answer, tuple(rankers)
 
 
 def _account(ranker: Ranker, not_searched: tuple[str, ...]) -> Searched:
@@ -208,7 +220,7 @@ def _evaluator_of(name: str) -> tuple[Evaluator, Callable[[CostModel], CostModel
     return evaluator, evaluator.estimated_by
 
 
-def _rows(exact: Sequence[Exact], options: Mapping[str, Any]) -> tuple[tuple[Row, ...], float, int]:
+def rows_of(exact: Sequence[Exact], options: Mapping[str, Any]) -> tuple[tuple[Row, ...], float, int]:
     """The rows, the probability of strategies that are in none, and how much of the Pareto set is in none."""
     exact = sorted(exact, key=lambda candidate: candidate.timed.iteration_s)
     compared = [_compared(candidate.prediction) for candidate in exact]

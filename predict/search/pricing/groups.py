@@ -14,6 +14,10 @@ from predict.costs.communication.communication_costs import CommunicationCosts
 from predict.costs.sourced import Floats, Ints
 
 
+_BY_THEMSELVES = 8
+"""Messages at most that are priced one by one: arrays take longer for few."""
+
+
 class Group(NamedTuple):
     """Ranks that communicate.
 
@@ -63,9 +67,15 @@ class GroupCosts:
         link = self.link(operation, group)
         if not link:
             return np.zeros(message_bytes.shape)
-        fit, ranks, per_node = self._of_links()[:, link]
-        seconds = self._times[fit].seconds(ranks, message_bytes.reshape(1, -1), per_node)
-        return np.asarray(seconds.reshape(message_bytes.shape))
+        fit, ranks, per_node = self._of_links()[:, link].tolist()
+        times = self._times[fit]
+        # Blocks repeat their messages. What is known of one message by itself serves the links of any hardware.
+        distinct, place = np.unique(message_bytes, return_inverse=True)
+        if len(distinct) <= _BY_THEMSELVES:
+            seconds = np.array([times.seconds(ranks, size, per_node) for size in distinct.tolist()])
+        else:
+            seconds = times.seconds(ranks, distinct[None], per_node)[0]
+        return np.asarray(seconds[place].reshape(message_bytes.shape))
 
     def link(self, operation: str, group: Group) -> int:
         """The number of the group's link; 0 of one rank.

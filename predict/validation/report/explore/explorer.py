@@ -6,7 +6,7 @@ import shlex
 from collections.abc import Callable, Mapping, Sequence
 from functools import lru_cache
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
 import msgspec
 
@@ -22,7 +22,8 @@ from predict.prediction.confidence import confidence_in
 from predict.prediction.prediction import Prediction, Predictor
 from predict.prediction.request import READ_PROFILE, limit_memory, read_model, request_of
 from predict.search.command import search_command
-from predict.search.search import Answer, search
+from predict.search.following import Followed
+from predict.search.search import Row, rows_of, whole_search
 from predict.timeline.timeline_run import predict_timeline
 from predict.validation.diagnosis.remedies import UNSET, options_found
 from predict.validation.report.content import called
@@ -33,24 +34,42 @@ from predict.validation.report.sections.timeline import bars_of_timeline
 from predict.what_if.what_if import changed_hardware
 from predict.workload import Configuration
 
+K = TypeVar("K")
+V = TypeVar("V")
 SHOWN = 8
 """Rows of a search that follow the sliders."""
 _KEPT = 16
 """Searches, and hardware, that are remembered."""
+_KEPT_WHOLE = 4
+"""Searches of all candidates whose estimates are remembered, some 20 bytes for each of millions."""
 
 
 class _Found(NamedTuple):
-    """A search, and its rows as configurations that can be predicted anew."""
+    """A search on some hardware.
 
-    costs: CostModel
-    answer: Answer
+    Attributes:
+        points: the first rows as configurations that can be predicted anew. said: what was searched.
+    """
+
+    rows: tuple[Row, ...]
     points: tuple[Configuration, ...]
+    memory_bytes_per_rank: float | None
+    said: str
+
+
+class _Whole(NamedTuple):
+    """A search of all candidates, which searches on other hardware follow as long as as much memory is there."""
+
+    followed: Followed
+    candidates: int
+    memory_bytes_per_rank: float | None
 
 
 class Explorer:
     """Answers for the profiles that were given, and no other file.
 
     Attributes:
+        paths: of the profiles.
         is_left: whether nobody waits for the answer any more; a search asks after each prediction, and leaves off.
     """
 
@@ -63,12 +82,13 @@ class Explorer:
         Raises:
             UserError: a profile is unreadable.
         """
-        self._paths = tuple(paths)
+        self.paths = tuple(paths)
         self._profiles: tuple[Profile, ...] = tuple(map(read_profile, paths))
         self._models = tuple(models)
         self.is_left: Callable[[], bool] = lambda: False
         self._read = lru_cache(_KEPT)(self._read_costs)
-        self._found = lru_cache(_KEPT)(self._search)
+        self._searches: dict[tuple[Searched, Changed], _Found] = {}
+        self._whole: dict[Searched, _Whole] = {}
         self._predictor = lru_cache(_KEPT)(self._changed_predictor)
         self._predicted = lru_cache(_KEPT * SHOWN)(self._predict)
 
@@ -77,7 +97,7 @@ class Explorer:
         return {
             "profiles": [
                 {"name": str(path), "models": self._models_of(number), "dtypes": _dtypes(profile)}
-                for number, (path, profile) in enumerate(zip(self._paths, self._profiles, strict=True))
+                for number, (path, profile) in enumerate(zip(self.paths, self._profiles, strict=True))
             ],
             "devices": sorted(device_sheets()),
         }
@@ -88,13 +108,8 @@ class Explorer:
         Raises:
             UserError: whatever is wrong, in one line; or nothing fits, or nobody waits.
         """
-        result = self._found(asked.search, asked.found_on)
-        shown = tuple(row.prediction for row in result.answer.rows[:SHOWN])
-        searched = result.answer.searched[0]
-        return {
-            "rows": [_numbers(prediction) for prediction in shown],
-            "said": f"{searched.candidates:,} candidates, {searched.predicted:,} predicted in full.",
-        }
+        result = self._found(asked.search, asked.found_on, whole=asked.whole)
+        return {"rows": [_numbers(row.prediction) for row in result.rows[:SHOWN]], "said": result.said}
 
     def rows(self, asked: Asked) -> dict[str, Any]:
         """All rows of the search on the changed hardware.
@@ -123,12 +138,12 @@ class Explorer:
         result, point, predictor = self._case(asked)
         timeline, prediction = predict_timeline(predictor.costs, point)
         bars, left_out = bars_of_timeline(timeline)
-        command, python = commands(shlex.split(result.answer.rows[asked.row].predict_command), asked.changed)
+        command, python = commands(shlex.split(result.rows[asked.row].predict_command), asked.changed)
         confidence = confidence_in([(prediction.strategy, prediction.provenance)], option="Below are")
         return _numbers(prediction) | {
             "figures": {
                 "breakdown": made_of((prediction,)).data,
-                "memory": peaks((prediction,), result.answer.memory_bytes_per_rank).data,
+                "memory": peaks((prediction,), result.memory_bytes_per_rank).data,
                 "timeline": bars,
             },
             "said": [confidence.line, *left_out],
@@ -155,7 +170,7 @@ class Explorer:
         return self._read(searched.profile, searched.model, searched.dtype), options
 
     def _options(self, searched: Searched) -> Mapping[str, Any]:
-        path = str(self._paths[searched.profile])
+        path = str(self.paths[searched.profile])
         asked = ask(search_command, "predict search", ["--from-profile", path], searched.options())
         return asked.options | {READ_PROFILE: self._profiles[searched.profile], "pareto": True}
 
@@ -163,15 +178,36 @@ class Explorer:
         any_search = Searched(profile=profile, model=model, ranks=1, batch=1, dtype=dtype)
         return read_model(self._options(any_search), simulate.EVALUATOR)
 
-    def _search(self, searched: Searched, changed: Changed) -> _Found:
+    def _found(self, searched: Searched, changed: Changed, *, whole: bool = False) -> _Found:
+        key = searched, changed
+        if whole or key not in self._searches:
+            _keep(self._searches, key, self._search(searched, changed, whole=whole), _KEPT)
+        return self._searches[key]
+
+    def _search(self, searched: Searched, changed: Changed, *, whole: bool) -> _Found:
         costs, options = self._costs_of(searched)
-        there = costs.on(changed_hardware(costs, changed.setting()))
-        answer = search(options, self._go_on, costs=there)
+        predictor = self._predictor(searched, changed)
+        limit = limit_memory(predictor.costs, options["memory"])
+        known = None if whole else self._whole.get(searched)
+        if known is not None and known.memory_bytes_per_rank == limit:
+            exact = known.followed.rank(predictor.costs, predictor, SHOWN, self._go_on)
+            rows = rows_of(exact, options)[0]
+            looked_at = f"{len(known.followed.every):,} of {known.candidates:,} candidates looked at again"
+            said = f"{looked_at}, {len(exact):,} predicted in full. The button Search looks at all."
+        else:
+            rows, said = self._search_all(searched, options, predictor.costs)
         free = {**options, **UNSET}
-        requests = (
-            request_of(costs, simulate.EVALUATOR, options_found(row.prediction, free)) for row in answer.rows[:SHOWN]
-        )
-        return _Found(there, answer, tuple(request.points[0] for request in requests))
+        requests = (request_of(costs, simulate.EVALUATOR, options_found(row.prediction, free)) for row in rows[:SHOWN])
+        return _Found(rows, tuple(request.points[0] for request in requests), limit, said)
+
+    def _search_all(
+        self, searched: Searched, options: Mapping[str, Any], costs: CostModel
+    ) -> tuple[tuple[Row, ...], str]:
+        answer, (ranker,) = whole_search(options, self._go_on, costs=costs)
+        (account,) = answer.searched
+        whole = _Whole(Followed.by(ranker), account.candidates, answer.memory_bytes_per_rank)
+        _keep(self._whole, searched, whole, _KEPT_WHOLE)
+        return answer.rows, f"{account.candidates:,} candidates, {account.predicted:,} predicted in full."
 
     def _go_on(self) -> None:
         if self.is_left():
@@ -192,7 +228,15 @@ class Explorer:
     def _predict(self, asked: Asked) -> Prediction:
         result, point, predictor = self._case(asked)
         # On the hardware that the search was for it has predicted its rows.
-        return result.answer.rows[asked.row].prediction if asked.changed == asked.found_on else predictor.predict(point)
+        return result.rows[asked.row].prediction if asked.changed == asked.found_on else predictor.predict(point)
+
+
+def _keep(kept: dict[K, V], key: K, value: V, most: int) -> None:
+    """Keep a value, and of all values so many that were kept last."""
+    kept.pop(key, None)
+    kept[key] = value
+    while len(kept) > most:
+        kept.pop(next(iter(kept)), None)
 
 
 def _dtypes(profile: Profile) -> list[str]:

@@ -69,12 +69,14 @@ class Asked(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
     Attributes:
         found_on: the hardware that the search is for. changed: that its rows are predicted on.
         row: from 0, in the order of the search.
+        whole: whether to search all candidates, even if a search on other hardware can be followed.
     """
 
     search: Searched
     found_on: Changed = Changed()
     changed: Changed = Changed()
     row: Annotated[int, msgspec.Meta(ge=0, le=10_000)] = 0
+    whole: bool = False
 
 
 def decode(content: bytes) -> Asked:

@@ -29,7 +29,7 @@ from predict.prediction.prediction import Predictor
 from predict.search import ranking
 from predict.search.chances import chances_of_best, pareto, steps
 from predict.search.presentation import _cells, _differing
-from predict.search.search import Row, _rows, most_predictions
+from predict.search.search import Row, most_predictions, rows_of
 from predict.workload import Configuration, evaluator_named
 
 NETWORK = make_network((64, 512, 256, 512, 32))
@@ -86,7 +86,7 @@ def test_settings_that_come_to_the_same_are_one_row() -> None:
         exact.append(ranking.Exact(len(exact), *found, found[1].iteration_s, "d2"))
     assert exact[0].timed.iteration_s == exact[1].timed.iteration_s
     options: dict[str, Any] = defaultdict(lambda: None, top=10, profile="p.json")
-    rows, others, further = _rows(exact, options)
+    rows, others, further = rows_of(exact, options)
     assert [row.prediction.bucket_cap_bytes for row in rows] == [2**26]
     assert (others, further) == (0, 0)
 
@@ -220,7 +220,7 @@ def test_equal_predictions_are_equally_likely_best_despite_other_settings() -> N
         seconds = (1.0 + 1e-16) if cap_bytes == 2**26 else 1.02
         one = timed(seconds, own_s=0.1, spell=(1.2, 0.9))
         exact.append(ranking.Exact(len(exact), prediction, one, seconds, f"layers of {cap_bytes}"))
-    rows, _, _ = _rows(exact, defaultdict(lambda: None, top=10, profile="p.json"))
+    rows, _, _ = rows_of(exact, defaultdict(lambda: None, top=10, profile="p.json"))
     chances = {row.prediction.strategy: row.probability_best for row in rows if row.probability_best is not None}
     assert chances == {"d2": 0.5, "f2": 0.5}
 

@@ -139,18 +139,19 @@
     }
   };
   let search = true;
+  let whole = false;
   let held = false;
   const find = async (stale, there) => {
     searching = true;
     at("answers").classList.toggle("old", search);
-    const found = await ask("search", { ...asked(0), found_on: there }).catch((error) => {
+    const found = await ask("search", { ...asked(0), found_on: there, whole }).catch((error) => {
       // Rows of another search are not those of the controls: there are none until one has an answer.
       if (!stale()) [search, state.rows, at("answers").hidden] = [true, [], true];
       throw error;
     }).finally(() => { searching = false; leaving = new AbortController(); at("answers").classList.remove("old"); });
     const chosen = state.rows.length ? found.rows.findIndex((row) => row.label === state.rows[state.row].label) : state.row;
     const kept = chosen in found.rows;
-    [search, state.found, state.rows, state.foundOn, state.row] = [false, found.rows, found.rows, there, kept ? chosen : 0];
+    [search, whole, state.found, state.rows, state.foundOn, state.row] = [false, false, found.rows, found.rows, there, kept ? chosen : 0];
     at("answers").hidden = !state.rows.length;
     at("searched").textContent = R.plain(found.said);
     return kept ? "" : "The strategy that was chosen is no longer among the fastest. This is the fastest one. ";
@@ -215,7 +216,7 @@
   };
 
   const anew = () => { [search, state.rows, state.row] = [true, [], 0]; refresh(); };
-  at("controls").addEventListener("submit", (event) => { event.preventDefault(); anew(); });
+  at("controls").addEventListener("submit", (event) => { event.preventDefault(); whole = true; anew(); });
   at("profile").addEventListener("change", ofProfile);
   at("controls").addEventListener("change", (event) => (event.target.id === "device" ? refresh() : anew()));
   for (const id of SLIDERS) at(id).addEventListener("input", () => { tellFactors(); refresh(); });

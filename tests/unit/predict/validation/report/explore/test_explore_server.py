@@ -175,10 +175,34 @@ def test_what_searches_share_changes_no_answer(served: Served) -> None:
     used, answers = Explorer([served.profile]), []
     for there in (Changed(), *SLIDES):
         used.rows(Asked(search=search, changed=there))
-        asked = Asked(search=search, found_on=there)
+        asked = Asked(search=search, found_on=there, whole=True)
         answers.append(used.search(asked))
         assert answers[-1] == Explorer([served.profile]).search(asked)
     assert len({str(answer) for answer in answers}) == len(answers)
+
+
+def test_a_search_after_a_slider_follows_the_first(served: Served) -> None:
+    """Its rows are what whole predictions give on that hardware; the button searches all."""
+    asked = Asked(search=Searched(**SEARCH), found_on=SLIDES[0])
+    explorer = Explorer([served.profile])
+    explorer.search(Asked(search=asked.search))
+    followed = explorer.search(asked)
+    assert "looked at again" in followed["said"]
+    for row, shown in enumerate(followed["rows"]):
+        on_there = msgspec.structs.replace(asked, changed=SLIDES[0], row=row)
+        looked = explorer.look(on_there)
+        assert explorer.row(on_there) == shown == {name: looked[name] for name in shown}
+    whole = explorer.search(msgspec.structs.replace(asked, whole=True))
+    assert "looked at again" not in whole["said"]
+    assert explorer.search(asked) == whole
+    assert followed["rows"][0]["iteration_s"] <= 1.05 * whole["rows"][0]["iteration_s"]
+
+
+def test_less_memory_is_another_whole_search(served: Served) -> None:
+    explorer, search = Explorer([served.profile]), Searched(**SEARCH)
+    explorer.search(Asked(search=search))
+    tight = msgspec.structs.replace(search, memory="1GiB")
+    assert "looked at again" not in explorer.search(Asked(search=tight, found_on=SLIDES[0]))["said"]
 
 
 def test_a_search_after_a_slider_is_a_fresh_one() -> None:
