@@ -12,6 +12,7 @@ from __future__ import annotations
 
 from array import array
 from collections import Counter
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import IntEnum
 from typing import TypeVar
@@ -197,10 +198,14 @@ class Plan:
         local = exchanging % self.per_node
         return self.positions[local * (len(self.positions) // self.per_node) + place]
 
-    def of_kind(self, kind: type[W], role: Role | None = None) -> dict[int, W]:
+    def of_kind(self, kind: type[W], role: Role | None = None) -> Mapping[int, W]:
         """Works of one kind by their index; those of a role in the order in which it first does them."""
         if role is None:
-            return {index: work for index, work in enumerate(self.works) if isinstance(work, kind)}
+
+            def find() -> dict[int, W]:
+                return {index: work for index, work in enumerate(self.works) if isinstance(work, kind)}
+
+            return self.found.once(("works", kind), find)
         chosen = ((index, self.works[index]) for index in dict.fromkeys(role.work.tolist()))
         return {index: work for index, work in chosen if isinstance(work, kind)}
 

@@ -216,7 +216,7 @@ class CostModel:
             parts=priced,
             rank_spread=self.rank_spread(place),
             slow_copies=self.device.computes,
-            own_relative_sd=relative_spreads(self._known, plan.works, costs.total_s, place),
+            own_relative_sd=relative_spreads(self._known, plan, costs.total_s, place),
             spread=spread,
             blocking=frozenset(index for index, part in enumerate(priced) if part.blocking),
             remarks=remarks,
@@ -350,7 +350,7 @@ class CostModel:
         for index, part in parts.items():
             total_s[index] = part.cost.seconds * part.occurrences
         spread = self.rank_spread(place)
-        deviations = spread.own_deviation(relative_spreads(self._known, plan.works, total_s, place))
+        deviations = spread.own_deviation(relative_spreads(self._known, plan, total_s, place))
         return spread, {index: float(deviations[index]) for index in parts}
 
     def _place_of(self, plan: Plan) -> PricingContext:

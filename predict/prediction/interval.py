@@ -115,7 +115,8 @@ def _shifted(workload: PreparedEvaluation, costs: Costs, mode: CorrelatedError, 
         np.maximum(costs.compute_slowdown + by * mode.compute_slowdown, 1.0),
         np.maximum(costs.communication_slowdown + by * mode.communication_slowdown, 1.0),
     )
-    if not all(np.isfinite(values).all() for values in shifted):
+    # None is below nothing, and a sum with one that is not finite is not: these are many small arrays.
+    if not all(math.isfinite(values.sum()) for values in shifted):
         raise UserError(f"the error of {mode.name} in the profile is too large for a prediction; measure it again")
     return workload.iteration_s(*shifted)
 

@@ -13,7 +13,7 @@ was built with the same interface, else :mod:`predict.simulation.engine.engine_p
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import NamedTuple
 
 import numpy as np
@@ -49,6 +49,13 @@ class TaskGraph:
     waits_for: Ints
     follower_start: Ints
     followers: Ints
+    of_input: NDArray[np.bool_] | None = field(init=False)
+    """Per task, whether it fetches input for another iteration; None where none does."""
+
+    def __post_init__(self) -> None:
+        sizes = np.diff(self.lane_start).reshape(-1, LANES)
+        fetches = bool(sizes[:, _OF_INPUT].any())
+        object.__setattr__(self, "of_input", np.isin(self.lane % LANES, _OF_INPUT) if fetches else None)
 
     @classmethod
     def of_edges(cls, lane: Ints, roles: int, source: Ints, target: Ints) -> TaskGraph:
@@ -273,9 +280,8 @@ def simulate(graph: TaskGraph, seconds: Floats, compute_slowdown: Floats, commun
 
 def _last_task(graph: TaskGraph, end_s: Floats) -> int:
     """The one that ends last; among those of the role's own work, since input is fetched for another iteration."""
-    sizes = np.diff(graph.lane_start).reshape(-1, LANES)
-    if sizes[:, _OF_INPUT].any():
-        end_s = np.where(np.isin(graph.lane % LANES, _OF_INPUT), -np.inf, end_s)
+    if graph.of_input is not None:
+        end_s = np.where(graph.of_input, -np.inf, end_s)
     return int(np.argmax(end_s))
 
 

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Hashable, Iterable, Mapping, Sequence
 
 import numpy as np
 
-from paradl_bench.core.cache_keys import Answers
 from paradl_bench.network.graph import ModelGraph
 from paradl_bench.plan.axes.kind import Trait
 from paradl_bench.plan.compute import backward_layers, layers_with_gradient
@@ -21,6 +20,8 @@ from predict.costs.kinds.kind_costs import KnownCosts, PlanContext, PricingConte
 from predict.costs.sourced import Floats
 from predict.costs.spread.assembly import Priced
 
+_Alike = tuple[list[int], list[int]]
+
 
 def parts_of(known: KnownCosts, plan: Plan, place: PricingContext, *, as_swept: bool = False) -> list[Priced]:
     """Parts in the order of ``plan.works``; the time between operations is shared out over a phase's tasks.
@@ -29,16 +30,35 @@ def parts_of(known: KnownCosts, plan: Plan, place: PricingContext, *, as_swept: 
         as_swept: no communication stands behind compute, or beside an all-reduce.
     """
     context, counts = _context(known, plan, place)
+    calls, (first, alike) = plan.found.once(("calls alike", as_swept), lambda: _calls_alike(plan, counts, as_swept))
+    priced = [
+        costs_of(work).price(work, known, WorkContext(context, counts[index], calls[index]))
+        for index, work in ((index, plan.works[index]) for index in first)
+    ]
+    return [priced[number] for number in alike]
+
+
+def _calls_alike(plan: Plan, counts: Sequence[int], as_swept: bool) -> tuple[Sequence[Call], _Alike]:
+    """How each work is called, and which are priced alike."""
     alone = as_swept or not plan.of_kind(Communication)
     calls = [ALONE_ON_ITS_STREAM] * len(plan.works) if alone else calls_of(plan)
-    priced = Answers()
+    return calls, _alike(zip(map(_decisive, plan.works), counts, calls, strict=True))
 
-    def part(work: Work, count: int, call: Call) -> Priced:
-        costs = costs_of(work)
-        key = costs.decisive(work), count, call
-        return priced.once(key, lambda: costs.price(work, known, WorkContext(context, count, call)))
 
-    return list(map(part, plan.works, counts, calls))
+def _alike(keys: Iterable[Hashable]) -> _Alike:
+    """The index of the first of each kind of equal keys, and of each key its kind."""
+    first: list[int] = []
+    numbers: dict[Hashable, int] = {}
+    alike = []
+    for index, key in enumerate(keys):
+        alike.append(numbers.setdefault(key, len(numbers)))
+        if len(numbers) > len(first):
+            first.append(index)
+    return first, alike
+
+
+def _decisive(work: Work) -> Hashable:
+    return type(work), costs_of(work).decisive(work)
 
 
 def computing_parts_of(known: KnownCosts, plan: Plan, place: PricingContext) -> dict[int, Priced]:
@@ -51,15 +71,11 @@ def computing_parts_of(known: KnownCosts, plan: Plan, place: PricingContext) -> 
     }
 
 
-def relative_spreads(known: KnownCosts, works: Sequence[Work], total_s: Floats, place: PricingContext) -> Floats:
+def relative_spreads(known: KnownCosts, plan: Plan, total_s: Floats, place: PricingContext) -> Floats:
     """Per work, the deviation of one event over its median; where not measured, the mean by ``total_s``."""
-    found = Answers()
-
-    def spread(work: Work) -> float:
-        costs = costs_of(work)
-        return found.once(costs.decisive(work), lambda: costs.spread_of_event(work, known, place))
-
-    spreads = np.array(list(map(spread, works)), float)
+    first, alike = plan.found.once("works alike", lambda: _alike(map(_decisive, plan.works)))
+    found = [costs_of(work).spread_of_event(work, known, place) for work in (plan.works[index] for index in first)]
+    spreads = np.array([found[number] for number in alike], float)
     weights = total_s * (spreads > 0)
     usual = float(weights @ spreads / weights.sum()) if weights.sum() else 1.0
     return np.where(spreads > 0, spreads, usual)
