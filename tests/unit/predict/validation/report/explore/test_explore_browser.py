@@ -73,6 +73,16 @@ def test_numbers_follow_a_slider_and_a_link_holds_them(browser: Any, served: Ser
     assert text(browser, "#rows tbody") == before
 
 
+def test_the_button_searches_all_candidates_again(browser: Any, served: Served) -> None:
+    opened(browser, served)
+    moved(browser, "memory_bandwidth", -0.55)
+    assert "looked at again" in text(browser, "#searched")
+    browser.find_element("css selector", "#controls button").click()
+    answered(browser)
+    assert "looked at again" not in text(browser, "#searched")
+    assert "candidates" in text(browser, "#searched")
+
+
 def test_a_held_slider_says_what_is_to_come(browser: Any, served: Served) -> None:
     from selenium.webdriver.support.ui import WebDriverWait
 
