@@ -6,7 +6,10 @@ An interval is for the median of a run's iterations: the spread of single iterat
 from __future__ import annotations
 
 import math
+import os
+import time
 from collections.abc import Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from typing import NamedTuple
 
 import numpy as np
@@ -22,6 +25,10 @@ UNMEASURED_OVERLAP = "overlap that was not measured"
 """The error of what overlap costs where nobody measured it; all predictions of a profile share it."""
 _STANDS_STILL = 1e9
 """Slow-down of compute that makes no progress beside a collective."""
+_WORTH_THREADS_S = 0.02
+"""An evaluation that takes longer leaves the interpreter alone for most of it, and others can go on beside it."""
+_MOST_THREADS = 8
+"""Evaluations at a time, each of which holds arrays as long as the plan has tasks."""
 _SHORTEST = 1e-3
 """Of an iteration, what is left of it in a ratio where its errors are larger than itself: a ratio needs seconds."""
 
@@ -55,11 +62,11 @@ def interval(workload: PreparedEvaluation) -> Interval:
         UserError: the profile's parts explain nothing of its iterations.
     """
     costs = workload.costs
+    begun = time.perf_counter()
     point = workload.timing().iteration_s
+    takes_s = time.perf_counter() - begun
     independent_s = Z90 * costs.independent_total_sd_s * workload.straggler
-    moved = {
-        mode.name: (_shifted(workload, costs, mode, Z90), _shifted(workload, costs, mode, -Z90)) for mode in costs.modes
-    }
+    moved = _moved(workload, beside=takes_s > _WORTH_THREADS_S)
     if workload.overlap_is_unmeasured:
         moved[UNMEASURED_OVERLAP] = _unmeasured_overlap(workload)
     ups = {name: max(0.0, *(end - point for end in ends)) for name, ends in moved.items()}
@@ -74,6 +81,20 @@ def interval(workload: PreparedEvaluation) -> Interval:
     high = point + math.hypot(independent_s, *ups.values()) + max(0.0, *unexplained)
     spread = {name: value for name, value in spread.items() if value}
     return Interval(max(low, 0.0), high, spread, moved, independent_s, tuple(unexplained))
+
+
+def _moved(workload: PreparedEvaluation, *, beside: bool) -> dict[str, tuple[float, float]]:
+    """The iteration with each mode at both ends of its interval; ``beside``: several evaluated at a time."""
+    costs = workload.costs
+
+    def ends(mode: CorrelatedError) -> tuple[float, float]:
+        return _shifted(workload, costs, mode, Z90), _shifted(workload, costs, mode, -Z90)
+
+    names = [mode.name for mode in costs.modes]
+    if not beside:
+        return dict(zip(names, map(ends, costs.modes), strict=True))
+    with ThreadPoolExecutor(min(len(os.sched_getaffinity(0)), _MOST_THREADS)) as threads:
+        return dict(zip(names, threads.map(ends, costs.modes), strict=True))
 
 
 def _lost(workload: PreparedEvaluation, point: float, downs: Mapping[str, float]) -> float:

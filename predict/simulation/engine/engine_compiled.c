@@ -278,7 +278,10 @@ static PyObject *simulate_arrays(Py_buffer *views, int width, int compute, int c
         run.blocking = blocking;
         run.ended = -1;
         start_all(&run, views[LANE_START].buf, (int32_t)lanes);
+        // Nothing here touches an object: runs under other costs go on beside this one in threads of their own.
+        Py_BEGIN_ALLOW_THREADS
         while (run.active) finish_first(&run);
+        Py_END_ALLOW_THREADS
         for (Py_ssize_t role = 0; role < lanes / width; role++) {
             ((double *)views[OVERLAP].buf)[role] = run.beside[role].overlap;
             ((double *)views[EXPOSED].buf)[role] = run.beside[role].exposed;

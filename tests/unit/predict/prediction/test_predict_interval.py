@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import dataclasses
 import math
+import threading
+from typing import Any
 
 import msgspec
 import numpy as np
@@ -25,6 +27,7 @@ from paradl_bench.network.graph import Layer
 from paradl_bench.plan.settings import plan_settings
 from paradl_bench.plan.strategy import parse_strategy
 from predict.costs.cost_model import CostModel
+from predict.prediction import interval as interval_module
 from predict.prediction.interval import interval
 from predict.prediction.prediction import Prediction, Predictor
 from predict.workload import Configuration, PreparedEvaluation, evaluator_named
@@ -55,6 +58,25 @@ def test_layers_own_spreads_add_in_quadrature() -> None:
     single = [0.1 * linear_seconds(layer, phase, 4) for layer in CHAIN.layers for phase in ("FW", "BW")]
     expected = Z90 * math.sqrt(sum(value**2 for value in single))
     assert sides(predict(profile)) == pytest.approx((expected, expected))
+
+
+@pytest.mark.parametrize("strategy", ["d2", "p2", "d2p2"])
+def test_evaluations_beside_each_other_give_the_same(strategy: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    times = {"layer_times": layer_times(CHAIN, block_sd=0.1), "model_times": model_times(CHAIN, common_sd=0.03)}
+    profile = make_profile(**times, communication=(ring_fit(), ring_fit("send_recv")))
+    in_turn = predict(profile, strategy)
+    evaluated_by: set[int] = set()
+
+    def noted(*arguments: Any) -> float:
+        evaluated_by.add(threading.get_ident())
+        return shifted(*arguments)
+
+    shifted = interval_module._shifted
+    monkeypatch.setattr(interval_module, "_shifted", noted)
+    monkeypatch.setattr(interval_module, "_WORTH_THREADS_S", 0.0)
+    assert predict(profile, strategy) == in_turn
+    assert len(in_turn.provenance.spread_s) > 2
+    assert threading.get_ident() not in evaluated_by
 
 
 def test_what_all_layers_share_adds_up() -> None:
