@@ -135,8 +135,8 @@ def whole_search(
     predictor = Predictor(
         costs, evaluator, dataset_samples=options["dataset_samples"], price_per_rank_hour=options["price"]
     )
+    unpriced = (_UNPRICED,) if limited != (limit is not None) and options["offload"] is None else ()
     exact: list[Exact] = []
-    searched: list[Searched] = []
     rankers: list[Ranker] = []
     refused: list[UserError] = []
     for ranks in parse_ranks(options["ranks"]):
@@ -147,12 +147,10 @@ def whole_search(
             most = options["predictions"] or most_predictions(len(costs.network.layers))
             ranker = Ranker(estimating, _spaces(costs, *asked), limit, most=most, rows=options["top"])
             exact += ranker.rank(predictor, advance)
-            unpriced = limited != (limit is not None) and options["offload"] is None
-            searched.append(_account(ranker, (_UNPRICED,) if unpriced else ()))
             rankers.append(ranker)
         except UserError as error:
             refused.append(error)
-    if not searched:
+    if not rankers:
         raise refused[0]
     rows, others, further = rows_of(exact, options)
     answer = Answer(
@@ -162,7 +160,7 @@ def whole_search(
         rows=rows,
         probability_of_others=others,
         further=further,
-        searched=tuple(searched),
+        searched=tuple(_account(ranker, unpriced) for ranker in rankers),
     )
     return answer, tuple(rankers)
 

@@ -68,7 +68,7 @@ def test_a_few_meshes_speak_for_their_kind() -> None:
     assert set(corrections.of(ones)[some(space, "f16")]) == {2.0}
 
 
-def test_what_was_never_tried_takes_the_median_in_a_following_search(space: Space) -> None:
+def test_what_was_never_tried_takes_the_median_when_following(space: Space) -> None:
     corrections, ones = Corrections(space), np.ones(len(space))
     for strategy, factor in (("d4", 1.25), ("z3d4", 1.5), ("d2f2", 4.0)):
         corrections.learn(int(some(space, strategy)[0]), 1.0, factor)
