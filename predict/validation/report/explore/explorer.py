@@ -40,8 +40,8 @@ SHOWN = 8
 """Rows of a search that follow the sliders."""
 _KEPT = 16
 """Searches, and hardware, that are remembered."""
-_KEPT_WHOLE = 4
-"""Searches of all candidates whose estimates are remembered, some 20 bytes for each of millions."""
+_KEPT_WHOLE = 2
+"""Searches of all candidates whose estimates are remembered, some 30 bytes for each of millions."""
 
 
 class _Found(NamedTuple):
