@@ -39,7 +39,7 @@ class Followed(NamedTuple):
 
     Attributes:
         corrections: what that search has learned, and those that follow it.
-        rows: its predictions, the fastest candidate of each strategy, the fastest strategy first.
+        rows: candidates that it predicted and that are rows: the fastest of a strategy, or leaner than what is faster.
         fastest: by its estimates, the fastest candidate of each family, the fastest family first.
         every: all candidates of these families that may fit. family: of each, the index in ``fastest``.
     """
@@ -70,7 +70,7 @@ class Followed(NamedTuple):
         """Predictions of the fastest on other hardware, the fastest first.
 
         Args:
-            costs: by which candidates are estimated there. rows: strategies of the whole search to predict.
+            costs: by which candidates are estimated there. rows: of the whole search, how many to predict anew.
             advance: called after each prediction.
         """
         return _Following(self, costs, rows).rank(predictor, advance)

@@ -107,11 +107,17 @@ class Ranker:
         return possible, corrections.of(self._estimates, possible), corrections
 
     def rows(self) -> Ints:
-        """Of all that was predicted, the fastest candidate of each strategy, the fastest strategy first."""
-        fastest: dict[int, int] = {}
+        """Of all that was predicted, what is the fastest of its strategy or needs less memory than what is faster."""
+        chosen: list[int] = []
+        seen: set[int] = set()
+        least = np.inf
         for exact in sorted(self._done, key=lambda exact: exact.timed.iteration_s):
-            fastest.setdefault(int(self._space.strategy[exact.candidate]), exact.candidate)
-        return np.array(list(fastest.values()), np.int64)
+            strategy, held = int(self._space.strategy[exact.candidate]), exact.prediction.memory.memory_bytes
+            if strategy not in seen or held < least:
+                chosen.append(exact.candidate)
+            seen.add(strategy)
+            least = min(least, held)
+        return np.array(chosen, np.int64)
 
     def rank(self, predictor: Predictor, advance: Callable[[], None] = lambda: None) -> list[Exact]:
         """Predict until none is left that may be the best, or enough were; those predicted, the fastest first.

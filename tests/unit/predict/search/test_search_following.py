@@ -56,6 +56,16 @@ def test_a_following_search_predicts_the_same_on_the_same_hardware(whole: Ranker
     assert set(followed.rows[:ROWS].tolist()) <= set(found)
 
 
+def test_it_keeps_the_rows_that_need_less_memory(whole: Ranker) -> None:
+    done = {one.candidate: one for one in whole._done}
+    rows = [done[candidate] for candidate in Followed.by(whole).rows.tolist()]
+    for one in whole._done:
+        faster = [other for other in whole._done if other.timed.iteration_s < one.timed.iteration_s]
+        if all(one.prediction.memory.memory_bytes < other.prediction.memory.memory_bytes for other in faster):
+            assert one in rows
+    assert {one.prediction.strategy for one in rows} == {one.prediction.strategy for one in whole._done}
+
+
 @pytest.mark.parametrize("changed", [SLOW_LINKS, {"latency": 5.0}, {"peak-flops": 4.0, "memory-bandwidth": 4.0}])
 def test_its_best_is_near_that_of_a_whole_search(
     options: dict[str, Any], costs: CostModel, whole: Ranker, changed: dict[str, float]
