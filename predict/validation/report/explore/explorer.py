@@ -127,7 +127,10 @@ class Explorer:
         Raises:
             UserError: the search has no such row, or the hardware cannot be changed so.
         """
-        return _numbers(self._predicted(asked))
+        result, point, _ = self._case(asked)
+        # On the hardware that the search was for it has predicted its rows.
+        known = result.rows[asked.row].prediction if asked.changed == asked.found_on else None
+        return _numbers(known or self._predicted(asked.search, asked.changed, point))
 
     def look(self, asked: Asked) -> dict[str, Any]:
         """All of one row: what it is made of, its memory, its timeline, and what predicts the same elsewhere.
@@ -189,11 +192,13 @@ class Explorer:
         predictor = self._predictor(searched, changed)
         limit = limit_memory(predictor.costs, options["memory"])
         known = None if whole else self._whole.get(searched)
-        if known is not None and known.memory_bytes_per_rank == limit:
-            exact = known.followed.rank(predictor.costs, predictor, SHOWN, self._go_on)
+        same_limit = known is not None and known.memory_bytes_per_rank == limit
+        exact = known.followed.rank(predictor.costs, predictor, SHOWN, self._go_on) if known and same_limit else []
+        if known and exact:
             rows = rows_of(exact, options)[0]
-            looked_at = f"{len(known.followed.every):,} of {known.candidates:,} candidates looked at again"
-            said = f"{looked_at}, {len(exact):,} predicted in full. The button Search looks at all."
+            looked_at = f"{len(known.followed.fastest):,} families of candidates looked at again"
+            said = f"{looked_at}, {len(exact):,} candidates predicted in full. "
+            said += f"The button Search looks at all {known.candidates:,}."
         else:
             rows, said = self._search_all(searched, options, predictor.costs)
         free = {**options, **UNSET}
@@ -225,10 +230,8 @@ class Explorer:
             raise UserError(f"row {asked.row}: the search has {len(result.points)}")
         return result, result.points[asked.row], self._predictor(asked.search, asked.changed)
 
-    def _predict(self, asked: Asked) -> Prediction:
-        result, point, predictor = self._case(asked)
-        # On the hardware that the search was for it has predicted its rows.
-        return result.rows[asked.row].prediction if asked.changed == asked.found_on else predictor.predict(point)
+    def _predict(self, searched: Searched, changed: Changed, point: Configuration) -> Prediction:
+        return self._predictor(searched, changed).predict(point)
 
 
 def _keep(kept: dict[K, V], key: K, value: V, most: int) -> None:

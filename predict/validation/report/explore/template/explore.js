@@ -144,14 +144,16 @@
   const find = async (stale, there) => {
     searching = true;
     at("answers").classList.toggle("old", search);
-    const found = await ask("search", { ...asked(0), found_on: there, whole }).catch((error) => {
+    const pressed = whole;
+    whole = false;
+    const found = await ask("search", { ...asked(0), found_on: there, whole: pressed }).catch((error) => {
       // Rows of another search are not those of the controls: there are none until one has an answer.
       if (!stale()) [search, state.rows, at("answers").hidden] = [true, [], true];
       throw error;
     }).finally(() => { searching = false; leaving = new AbortController(); at("answers").classList.remove("old"); });
     const chosen = state.rows.length ? found.rows.findIndex((row) => row.label === state.rows[state.row].label) : state.row;
     const kept = chosen in found.rows;
-    [search, whole, state.found, state.rows, state.foundOn, state.row] = [false, false, found.rows, found.rows, there, kept ? chosen : 0];
+    [search, state.found, state.rows, state.foundOn, state.row] = [false, found.rows, found.rows, there, kept ? chosen : 0];
     at("answers").hidden = !state.rows.length;
     at("searched").textContent = R.plain(found.said);
     return kept ? "" : "The strategy that was chosen is no longer among the fastest. This is the fastest one. ";

@@ -26,7 +26,9 @@ from predict.costs.cost_model import CostModel
 from predict.evaluators import simulate
 from predict.prediction.request import read_model
 from predict.search.command import search_command
-from predict.search.search import search
+from predict.search.following import Followed
+from predict.search.search import search, whole_search
+from predict.validation.report.explore import explorer as explorer_module
 from predict.validation.report.explore.explorer import Explorer
 from predict.validation.report.explore.server import application, listening
 from predict.validation.report.explore.state import Asked, Changed, Searched, commands
@@ -187,7 +189,7 @@ def test_a_search_after_a_slider_follows_the_first(served: Served) -> None:
     explorer = Explorer([served.profile])
     explorer.search(Asked(search=asked.search))
     followed = explorer.search(asked)
-    assert "looked at again" in followed["said"]
+    assert "families of candidates looked at again" in followed["said"]
     for row, shown in enumerate(followed["rows"]):
         on_there = msgspec.structs.replace(asked, changed=SLIDES[0], row=row)
         looked = explorer.look(on_there)
@@ -196,6 +198,30 @@ def test_a_search_after_a_slider_follows_the_first(served: Served) -> None:
     assert "looked at again" not in whole["said"]
     assert explorer.search(asked) == whole
     assert followed["rows"][0]["iteration_s"] <= 1.05 * whole["rows"][0]["iteration_s"]
+
+
+def test_rows_are_of_the_last_search(served: Served, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A search that takes another's place may have other rows in the same places."""
+    explorer, search = Explorer([served.profile]), Searched(**SEARCH)
+
+    def turned(*given: Any, **named: Any) -> Any:
+        answer, rankers = whole_search(*given, **named)
+        return msgspec.structs.replace(answer, rows=answer.rows[::-1]), rankers
+
+    def labels(changed: Changed) -> list[str]:
+        return [row["label"] for row in explorer.rows(Asked(search=search, changed=changed))["rows"]]
+
+    before = [labels(changed) for changed in (Changed(), SLIDES[1])]
+    monkeypatch.setattr(explorer_module, "whole_search", turned)
+    explorer.search(Asked(search=search, whole=True))
+    assert [labels(changed) for changed in (Changed(), SLIDES[1])] == [there[::-1] for there in before]
+
+
+def test_without_a_row_predicted_anew_all_is_searched(served: Served, monkeypatch: pytest.MonkeyPatch) -> None:
+    explorer, search = Explorer([served.profile]), Searched(**SEARCH)
+    explorer.search(Asked(search=search))
+    monkeypatch.setattr(Followed, "rank", lambda *_: [])
+    assert explorer.search(Asked(search=search, found_on=SLIDES[0]))["rows"]
 
 
 def test_less_memory_is_another_whole_search(served: Served) -> None:
