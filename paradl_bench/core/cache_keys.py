@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable
+from collections.abc import Callable, Hashable, Iterable
 from typing import Generic, TypeVar
 
 T = TypeVar("T")
@@ -44,3 +44,15 @@ class Same(Generic[T]):
 
     def __eq__(self, other: object) -> bool:
         return isinstance(other, Same) and other.thing is self.thing
+
+
+def numbered(keys: Iterable[Hashable]) -> tuple[list[int], list[int]]:
+    """The index of the first of each kind of equal keys, and of each key the number of its kind."""
+    first: list[int] = []
+    numbers: dict[Hashable, int] = {}
+    kinds = []
+    for index, key in enumerate(keys):
+        kinds.append(numbers.setdefault(key, len(numbers)))
+        if len(numbers) > len(first):
+            first.append(index)
+    return first, kinds

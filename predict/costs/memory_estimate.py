@@ -27,7 +27,7 @@ BEYOND_TENSORS = "beyond_tensors"
 _KEPT = 256
 """Plans that are remembered: those of a few searches."""
 _KEPT_TASKS = 2_000_000
-"""Tasks of all of these, some 100 bytes each: of plans with as many by themselves the last one."""
+"""Tasks of all of these, some 170 bytes each: of plans with as many by themselves the last one."""
 _MOST_FOUND = 16
 """Other things that are remembered: those of as many searches."""
 

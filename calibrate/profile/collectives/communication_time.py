@@ -171,7 +171,7 @@ def _over_sizes(pieces: Sequence[Piece], p: Floats, m: Floats, g: Floats) -> Flo
 
 
 def seconds_of_one(pieces: Sequence[Piece], ranks: float, message_bytes: float, ranks_per_node: float = 1) -> float:
-    """:func:`piecewise_seconds` of one message, by pieces that hold for all rank counts: the same, to the last bit."""
+    """:func:`piecewise_seconds` of one message, by pieces that hold for all rank counts: the same, but for rounding."""
     if message_bytes <= 0:
         return 0.0
     parts = float(pieces[0].parts(ranks))

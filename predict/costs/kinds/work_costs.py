@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Iterable, Mapping, Sequence
+from collections.abc import Hashable, Mapping, Sequence
 
 import numpy as np
 
+from paradl_bench.core.cache_keys import numbered
 from paradl_bench.network.graph import ModelGraph
 from paradl_bench.plan.axes.kind import Trait
 from paradl_bench.plan.compute import backward_layers, layers_with_gradient
@@ -42,19 +43,7 @@ def _calls_alike(plan: Plan, counts: Sequence[int], as_swept: bool) -> tuple[Seq
     """How each work is called, and which are priced alike."""
     alone = as_swept or not plan.of_kind(Communication)
     calls = [ALONE_ON_ITS_STREAM] * len(plan.works) if alone else calls_of(plan)
-    return calls, _alike(zip(map(_decisive, plan.works), counts, calls, strict=True))
-
-
-def _alike(keys: Iterable[Hashable]) -> _Alike:
-    """The index of the first of each kind of equal keys, and of each key its kind."""
-    first: list[int] = []
-    numbers: dict[Hashable, int] = {}
-    alike = []
-    for index, key in enumerate(keys):
-        alike.append(numbers.setdefault(key, len(numbers)))
-        if len(numbers) > len(first):
-            first.append(index)
-    return first, alike
+    return calls, numbered(zip(map(_decisive, plan.works), counts, calls, strict=True))
 
 
 def _decisive(work: Work) -> Hashable:
@@ -73,7 +62,7 @@ def computing_parts_of(known: KnownCosts, plan: Plan, place: PricingContext) -> 
 
 def relative_spreads(known: KnownCosts, plan: Plan, total_s: Floats, place: PricingContext) -> Floats:
     """Per work, the deviation of one event over its median; where not measured, the mean by ``total_s``."""
-    first, alike = plan.found.once("works alike", lambda: _alike(map(_decisive, plan.works)))
+    first, alike = plan.found.once("works alike", lambda: numbered(map(_decisive, plan.works)))
     found = [costs_of(work).spread_of_event(work, known, place) for work in (plan.works[index] for index in first)]
     spreads = np.array([found[number] for number in alike], float)
     weights = total_s * (spreads > 0)

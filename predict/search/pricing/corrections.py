@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Hashable, Sequence
 
 import numpy as np
 from numpy.typing import NDArray
 
+from paradl_bench.core.cache_keys import numbered
 from predict.costs.sourced import Floats, Ints
 from predict.search.candidates.space import Space
 
@@ -39,7 +39,7 @@ class Corrections:
         ]
         options = [(*of_mesh, mesh.chosen) for of_mesh, mesh in zip(axes, space.meshes, strict=True)]
         # From what many meshes have to what few have.
-        self._kinds = [_numbered(kinds) for kinds in (axes, options)]
+        self._kinds = [np.array(numbered(kinds)[1], np.int64) for kinds in (axes, options)]
         self._tries = True
         self._factor = np.full((len(space.meshes), len(space.schedules) + 1), np.inf)
 
@@ -73,11 +73,6 @@ class Corrections:
         certain = np.minimum(np.bincount(kind, known) / self._FEW, 1.0)[kind]
         of_kind = np.where(np.isfinite(least[kind]), least[kind], others)
         return np.asarray(others + (of_kind - others) * certain)
-
-
-def _numbered(kinds: Sequence[Hashable]) -> Ints:
-    numbers = {kind: number for number, kind in enumerate(dict.fromkeys(kinds))}
-    return np.array([numbers[kind] for kind in kinds], np.int64)
 
 
 def next_to(space: Space, candidate: int) -> Ints:

@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 from profile_factory import make_network, make_profile, ring_fit, with_compute
 
+from calibrate.profile.collectives.communication_time import Piece, piecewise_seconds
 from calibrate.profile.emulated_profile import emulated
 from calibrate.profile.profile import Profile
 from paradl_bench.core.errors import UserError
@@ -16,6 +17,7 @@ from paradl_bench.plan.strategy import parse_strategy
 from paradl_bench.plan.tasks import Collective
 from paradl_bench.records.cluster import Cluster, Level
 from paradl_bench.strategies.nesting.catalog import planner_for
+from predict.costs.communication.collective_times import fitted_seconds
 from predict.costs.communication.communication_costs import CommunicationCost, CommunicationCosts
 from predict.costs.cost_model import CostModel, PricedPlan
 from predict.costs.sourced import Cost, Source
@@ -46,6 +48,29 @@ def test_a_collective_inside_the_fit_comes_from_the_regression() -> None:
     assert found.cost.seconds == pytest.approx(2 * (50e-6 + (1 << 19) * 1e-9))
     assert found.cost.source is Source.REGRESSED
     assert found.cost.remarks == ()
+
+
+@pytest.mark.parametrize("doubling_s", [0.0, 3e-6])
+@pytest.mark.parametrize("algorithm", ["ring", "tree", "ring_of_nodes", "tree_of_nodes"])
+def test_one_message_takes_what_it_takes_among_others(algorithm: str, doubling_s: float) -> None:
+    """In each piece, between pieces, and where they meet; but for rounding."""
+    chosen = operations()["all_reduce"].algorithms[algorithm]
+    for of_step in (False, True):
+        pieces = [
+            Piece(chosen, low, high, alpha, beta, 1e-11, grows, 7e-6, 3e-11, of_step=of_step)
+            for low, high, alpha, beta, grows in (
+                (4, 4096, 11e-6, 3e-9, 0.0),
+                (16384, 1 << 20, 13e-6, 1e-10 / 3, doubling_s),
+                (1 << 22, 1 << 28, 19e-6, 7e-11, 0.0),
+            )
+        ]
+        for ranks, per_node in ((2, 1), (6, 3), (16, 8)):
+            sizes = np.array([0, 1, 4, 4096, 4097, 9999, 16384, 16385, 77777, 1 << 20, 3 << 20, 1 << 22, 1 << 29])
+            sizes = np.concatenate([sizes, sizes * ranks])
+            at_once = fitted_seconds(pieces, ranks, sizes, per_node)
+            alone = [float(fitted_seconds(pieces, ranks, size, per_node)) for size in sizes.tolist()]
+            np.testing.assert_allclose(alone, at_once, rtol=1e-13)
+            np.testing.assert_allclose(piecewise_seconds(pieces, ranks, sizes, per_node), at_once, rtol=1e-13)
 
 
 def test_one_rank_count_leaves_open_which_algorithm_goes_on() -> None:
