@@ -219,9 +219,10 @@ class Plan:
 
     def communication(self, role: int = 0, *, phases: tuple[Phase, ...] = tuple(Phase)) -> list[Communication]:
         """Collectives and messages that a rank of a role issues in one iteration, in the plan's order."""
-        tasks = self.roles[role]
-        works = (self.works[index] for index, phase in zip(tasks.work, tasks.phase, strict=True) if phase in phases)
-        return [work for work in works if isinstance(work, Communication)]
+        tasks, issued = self.roles[role], self.of_kind(Communication)
+        # Plain numbers: a role has many tasks, and one of numpy's takes long to be compared with a phase.
+        placed = zip(tasks.work.tolist(), tasks.phase.tolist(), strict=True)
+        return [issued[index] for index, phase in placed if index in issued and phase in phases]
 
 
 @dataclass(slots=True)

@@ -180,9 +180,10 @@ def planned_collectives(plan: Plan, rank: int = 0) -> tuple[IssuedCollective, ..
         counts[when, operation, size, exchanging] += count  # type: ignore[index]
     for when, sent in plan.roles[role].exchanged_before:
         counts[when, sent.operation, sent.message_bytes, members_of(plan.strategy, sent, rank)] += 1  # type: ignore[index]
+    of_layers = plan.of_layers(role)
     in_iterations: tuple[tuple[When, list[Communication]], ...] = (
-        ("first", [*plan.roles[role].handshake, *plan.of_layers(role)]),
-        ("rebuild", plan.of_layers(role)),
+        ("first", [*plan.roles[role].handshake, *of_layers]),
+        ("rebuild", of_layers),
         ("iteration", plan.communication(role)),
     )
     for recorded, works in in_iterations:
