@@ -5,7 +5,7 @@ The n-th of an operation along the same axes with the same reach is one collecti
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from itertools import permutations
 
 import numpy as np
@@ -30,20 +30,14 @@ def meetings(plan: Plan, graphs: Sequence[TaskGraph], nodes: Sequence[Ints]) -> 
     if len(plan.roles) == 1:
         return
     issued, together = plan.found.once("meetings", lambda: _met(plan))
-    before = [
-        _before(role, graph, node_of_task, {task for tasks in of_kinds.values() for task in tasks})
-        for role, graph, node_of_task, of_kinds in zip(plan.roles, graphs, nodes, issued, strict=True)
-    ]
+    done_before = [_before(*of_role) for of_role in zip(plan.roles, graphs, nodes, strict=True)]
     for waited_for, waiting in permutations(range(len(plan.roles)), 2):
         for kind, tasks in issued[waiting].items():
             theirs = issued[waited_for].get(kind, [])
             if len(theirs) != len(tasks) or waited_for not in together[waiting][kind]:
                 continue
-            pairs = [
-                (node, task) for other, task in zip(theirs, tasks, strict=True) for node in before[waited_for][other]
-            ]
-            source, target = np.array(pairs, np.int32).reshape(-1, 2).T
-            yield waited_for, source, waiting, nodes[waiting][target]
+            of_each, source = done_before[waited_for](np.array(theirs))
+            yield waited_for, source, waiting, nodes[waiting][np.array(tasks)[of_each]]
 
 
 def _met(plan: Plan) -> tuple[list[dict[_Kind, list[int]]], list[dict[_Kind, set[int]]]]:
@@ -63,18 +57,29 @@ def _issued(plan: Plan, role: int) -> dict[_Kind, list[int]]:
     return collectives
 
 
-def _before(role: Role, graph: TaskGraph, nodes: Ints, tasks: set[int]) -> dict[int, list[int]]:
-    """Of some tasks, nodes that a rank is done with as it comes to each: waited for, or before it on its lane."""
-    rows, blocking, lanes = role.dependency_start.tolist(), nodes[role.dependencies], graph.lane[nodes].tolist()
-    done_before: dict[int, list[int]] = {}
-    last: dict[int, int] = {}
-    for task, (lane, node) in enumerate(zip(lanes, nodes.tolist(), strict=True)):
-        if task in tasks:
-            done_before[task] = sorted(set(blocking[rows[task] : rows[task + 1]].tolist()))
-            if lane in last:
-                done_before[task].append(last[lane])
-        last[lane] = node
-    return done_before
+def _before(role: Role, graph: TaskGraph, nodes: Ints) -> Callable[[Ints], tuple[Ints, Ints]]:
+    """From tasks to what a rank is done with as it comes to each: what the task waits for, and the last on its lane.
+
+    Pairs of (index in the tasks, node), by task; each node once.
+    """
+    by_lane = np.argsort(graph.lane[nodes], kind="stable")
+    lanes, last = graph.lane[nodes][by_lane], np.full(role.tasks, -1, np.int32)
+    last[by_lane[1:]] = np.where(lanes[1:] == lanes[:-1], nodes[by_lane[:-1]], -1)
+
+    def of(tasks: Ints) -> tuple[Ints, Ints]:
+        counts = np.diff(role.dependency_start)[tasks]
+        waiting = np.repeat(np.arange(len(tasks)), counts)
+        # Of the dependencies of all these tasks, how many are before those of a task.
+        skipped = np.repeat(role.dependency_start[tasks] - (np.cumsum(counts) - counts), counts)
+        waited_for = nodes[role.dependencies[skipped + np.arange(len(waiting))]]
+        behind = np.flatnonzero(last[tasks] >= 0)
+        index, node = np.concatenate([waiting, behind]), np.concatenate([waited_for, last[tasks][behind]])
+        order = np.lexsort((node, index))
+        index, node = index[order], node[order]
+        first = np.append(True, (np.diff(index) != 0) | (np.diff(node) != 0))[: len(index)]
+        return index[first], node[first].astype(np.int32)
+
+    return of
 
 
 def _roles_together(plan: Plan, issued: Sequence[dict[_Kind, list[int]]]) -> list[dict[_Kind, set[int]]]:

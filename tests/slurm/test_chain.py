@@ -301,8 +301,10 @@ class LongRun:
 
 def test_a_run_resumes_after_time_limit_drain_requeue_and_scancel(cluster: SlurmCluster, tmp_path: Path) -> None:
     long = LongRun(cluster, tmp_path)
-    # Slurm looks every half a minute, and warns of what comes before it looks again.
-    first = long.submit("--time=1", "--signal=TERM@5")
+    first = long.submit("--time=60", "--signal=TERM@5")
+    long.wait_for_more()
+    # It is over in a minute at most: Slurm looks every half a minute, and warns of what comes before it looks again.
+    cluster.ask("scontrol", "update", f"JobId={first}_0", "TimeLimit=1")
     wait_until(lambda: not long.in_queue(first))
     assert json.loads(long.mark.read_text())["exit_code"] == 3, long.log(first)
     assert re.search(r"error: ended by SIGTERM \(time limit\?\); what was measured is kept", long.log(first))

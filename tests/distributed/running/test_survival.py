@@ -128,7 +128,7 @@ def test_a_rank_that_is_stopped_is_named_as_such(workplace: Path) -> None:
 def test_under_torchrun_a_rank_watches_over_itself(workplace: Path) -> None:
     torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
     command = [*torchrun, "-m", "paradl_bench", *train("Sleeps", "--hang-timeout", "8")]
-    result = subprocess.run(command, cwd=workplace, capture_output=True, text=True, timeout=120, check=False)
+    result = subprocess.run(command, cwd=workplace, capture_output=True, text=True, timeout=400, check=False)
     assert result.returncode == 1  # torchrun's own
     for rank in (0, 1):
         assert re.search(rf"rank {rank} of 2 on \S+: no progress for 8 s; stacks of its threads:", result.stderr)
