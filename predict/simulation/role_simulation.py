@@ -31,10 +31,11 @@ class RoleSimulation:
         self._work = role.work
         self._computes = role.stream == Stream.COMPUTE
         self._segment_work = role.work[self._coalesced.first]
+        names = [work.name_in_breakdowns for work in priced.plan.works]
         self._phased = PhasedTasks(
             phase=self._coalesced.phase,
             computes=self._computes[self._coalesced.first],
-            names=tuple(priced.plan.works[work].name_in_breakdowns for work in self._segment_work.tolist()),
+            names=tuple(map(names.__getitem__, self._segment_work.tolist())),
             stage=np.zeros(len(self._segment_work), np.int32),
         )
 

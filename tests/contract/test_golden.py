@@ -16,7 +16,6 @@ ROUNDING = 1e-6
 PREDICTIONS = 300
 
 
-@pytest.mark.timeout(600)
 def test_numbers_are_those_of_before(tmp_path: Path) -> None:
     before = json.loads(GOLDEN.read_text())
     assert sum(path.endswith("/iteration_s") for numbers in before.values() for path in numbers) >= PREDICTIONS

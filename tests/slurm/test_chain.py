@@ -31,7 +31,7 @@ pytestmark = [
     pytest.mark.long(minutes=8),
     pytest.mark.slow,
     pytest.mark.slurm,
-    pytest.mark.timeout(900),
+    pytest.mark.timeout(1800),
     pytest.mark.skipif(REASON is not None, reason=f"no Slurm of our own: {REASON}"),
 ]
 
@@ -82,7 +82,7 @@ def run(cluster: SlurmCluster, where: Path, *arguments: str) -> subprocess.Compl
         env=os.environ | cluster.variables | {"PYTHONPATH": str(ROOT), "COLUMNS": "200"},
         capture_output=True,
         text=True,
-        timeout=800,
+        timeout=1600,
         check=False,
     )
 

@@ -11,7 +11,7 @@ import nbformat
 from nbclient import NotebookClient
 
 NOTEBOOKS = Path(__file__).parents[2] / "docs" / "notebooks"
-_LIMIT_S = 600
+_LIMIT_S = 1500
 
 
 def executed(name: str, folder: Path, *, more: str = "") -> nbformat.NotebookNode:

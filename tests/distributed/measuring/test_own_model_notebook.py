@@ -21,7 +21,7 @@ print(json.dumps({"operations": sorted(fits.operation), "pairs": pairs.to_dict("
 @pytest.mark.slow
 @pytest.mark.distributed
 @pytest.mark.long(minutes=3)
-@pytest.mark.timeout(900)
+@pytest.mark.timeout(1800)
 def test_the_notebook_measures_predicts_and_validates(tmp_path: Path) -> None:
     last = executed("own-model", tmp_path, more=_FOUND).cells[-1]
     found = json.loads(last.outputs[0].text)

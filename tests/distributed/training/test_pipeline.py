@@ -243,7 +243,7 @@ def test_work_in_place_views_and_several_outputs_are_serial(ranks: int) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(900)
+@pytest.mark.timeout(1800)
 @pytest.mark.parametrize("ranks", MORE_IDIOMATIC)
 def test_more_of_them_are_serial(ranks: int) -> None:
     cases = MORE_IDIOMATIC[ranks]

@@ -31,7 +31,7 @@ def number(word: str) -> float | None:
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(700)
+@pytest.mark.timeout(1800)
 @pytest.mark.long(minutes=2)
 @pytest.mark.parametrize("name", [name for name in ALL if name != _MEASURED])
 def test_a_notebook_gives_the_outputs_that_it_holds(name: str, tmp_path: Path) -> None:

@@ -14,6 +14,7 @@ The rule reads a network's names alone, so that a plan knows the units without t
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
+from functools import lru_cache
 from typing import NamedTuple
 
 import msgspec
@@ -22,6 +23,8 @@ from paradl_bench.network.graph import DTYPE_BYTES, ModelGraph, Tensor
 from paradl_bench.plan.axis_planner import Latest
 from paradl_bench.plan.compute import layers_with_gradient
 
+_NAMES = 1 << 16
+"""Names whose modules are remembered: shards of a network, of which a search makes hundreds, have the same names."""
 _SMALL = 1 / 8
 _BLOCK = 1 / 2
 
@@ -80,9 +83,15 @@ def _by_module(names: Iterable[str]) -> dict[str, list[int]]:
     """Indices of names, by every module that they belong to; ``#2`` marks an operation's second call."""
     indices: dict[str, list[int]] = {}
     for i, name in enumerate(names):
-        for end in (*(at for at, sign in enumerate(name) if sign in ".#"), len(name)):
-            indices.setdefault(name[:end], []).append(i)
+        for module in _modules_of(name):
+            indices.setdefault(module, []).append(i)
     return indices
+
+
+@lru_cache(_NAMES)
+def _modules_of(name: str) -> tuple[str, ...]:
+    ends = (*(at for at, sign in enumerate(name) if sign in ".#"), len(name))
+    return tuple(name[:end] for end in ends)
 
 
 def _units_below(modules: _Modules, module: str) -> Iterator[Unit]:

@@ -303,7 +303,6 @@ def test_a_prediction_says_what_compiled_layers_are() -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(600)
 @pytest.mark.parametrize(("name", "batch"), [("Net", 4), ("Pairs", 2)])
 def test_the_compilers_kernels_give_the_same_gradients(
     workplace: Path, monkeypatch: pytest.MonkeyPatch, name: str, batch: int

@@ -38,7 +38,6 @@ FEW_UNITS = {
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(600)
 @pytest.mark.parametrize("name", FEW_UNITS)
 def test_the_peak_of_few_recurrent_units_is_predicted(name: str, hold_prediction_to_track: Callable[..., None]) -> None:
     hold_prediction_to_track(FEW_UNITS[name], 16_000)

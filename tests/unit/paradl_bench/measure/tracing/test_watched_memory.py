@@ -259,7 +259,6 @@ SAMPLES = 32
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(600)
 @pytest.mark.parametrize("name", NETWORKS)
 def test_the_peak_of_what_is_watched_is_predicted(name: str, hold_prediction_to_track: Callable[..., None]) -> None:
     hold_prediction_to_track(NETWORKS[name], SAMPLES)
