@@ -25,7 +25,7 @@ from paradl_bench.network.graph import Layer
 from paradl_bench.plan.axes.kind import Trait
 from paradl_bench.plan.strategy import Strategy
 from paradl_bench.plan.works.communication import Collective, HaloExchange, Scope, Transfer
-from paradl_bench.plan.works.computing import Compute, ComputePhase, FrameworkOverhead, GradientClipping, WeightUpdate
+from paradl_bench.plan.works.computing import Compute, ComputePhase, FrameworkOverhead, GradientPass, WeightUpdate
 from paradl_bench.plan.works.moving import BucketCopy, CopyDirection, InputCopy, InputRead, Wait
 from paradl_bench.plan.works.work import Communication, Sort, Work
 
@@ -37,7 +37,7 @@ __all__ = [
     "ComputePhase",
     "CopyDirection",
     "FrameworkOverhead",
-    "GradientClipping",
+    "GradientPass",
     "HaloExchange",
     "InputCopy",
     "InputRead",

@@ -10,6 +10,14 @@ import msgspec
 from paradl_bench.plan.works.work import Sort, Work
 
 ComputePhase = Literal["FW", "BW", "BW_input", "BW_weight"]
+GradientPart = Literal["norm", "scale", "zero", "check"]
+
+_PASS_LABELS: Mapping[GradientPart, str] = {
+    "norm": "gradient clipping (norm)",
+    "scale": "gradient clipping (scale)",
+    "zero": "set gradients to zero",
+    "check": "check that gradients are finite",
+}
 
 
 class Compute(Work, frozen=True, kw_only=True, tag="compute"):
@@ -86,18 +94,19 @@ class WeightUpdate(Work, frozen=True, kw_only=True, tag="weight_update"):
         return f"{self.kind} ({self.optimizer})"
 
 
-class GradientClipping(Work, frozen=True, kw_only=True, tag="gradient_clipping"):
-    """Half of limiting the norm of gradients before the weight update: ``elements`` of them in ``tensors`` tensors.
+class GradientPass(Work, frozen=True, kw_only=True, tag="gradient_pass"):
+    """All gradients gone over once where they lie: ``elements`` of them in ``tensors`` tensors.
 
     Attributes:
-        part: reading them for their norm; or reading and writing them, to scale them.
+        part: reading them for their norm, which clipping needs, and scaling them by it; setting a buffer to zero before
+            an iteration; reading it for numbers that are not finite.
     """
 
-    kind: ClassVar[str] = "gradient clipping"
+    kind: ClassVar[str] = "pass over gradients"
     sort: ClassVar[Sort] = Sort.COMPUTE
     sizes: ClassVar[tuple[str, ...]] = ("elements", "tensors")
 
-    part: Literal["norm", "scale"]
+    part: GradientPart
     elements: int
     tensors: int
 
@@ -108,5 +117,5 @@ class GradientClipping(Work, frozen=True, kw_only=True, tag="gradient_clipping")
 
     @property
     def label(self) -> str:
-        """With its part."""
-        return f"{self.kind} ({self.part})"
+        """By its part."""
+        return _PASS_LABELS[self.part]

@@ -21,8 +21,8 @@ Where the settings give messages (:mod:`~paradl_bench.strategies.exchange.messag
 of buckets, from the first iteration on; parameters without gradient are passed over. Where the settings say so they
 are sent behind backward, one after the other, as frameworks do that do not overlap the two.
 
-A framework may hold all gradients in one buffer (:mod:`~paradl_bench.strategies.frameworks.framework_memory`): they are
-divided and sent where they lie, and where ranks update equal parts they are scattered.
+A framework may hold all gradients in one buffer (:mod:`~paradl_bench.strategies.frameworks.framework_memory`): a bucket
+that is full is checked, divided and sent where it lies, and where ranks update equal parts it is scattered.
 
 Not modelled: sparse gradients, other communication hooks, ``gradient_as_bucket_view``. ``no_sync`` is what
 :mod:`~paradl_bench.strategies.passes.accumulation` has.
@@ -40,7 +40,7 @@ from functools import cached_property
 from paradl_bench.network.graph import DTYPE_BYTES, ModelGraph, Tensor
 from paradl_bench.plan.compute import gradient_layers, gradient_order
 from paradl_bench.plan.settings import PlanSettings
-from paradl_bench.plan.tasks import BucketCopy, Collective, Phase, RoleBuilder, Setup, Stream
+from paradl_bench.plan.tasks import BucketCopy, Collective, GradientPass, Phase, RoleBuilder, Setup, Stream
 from paradl_bench.strategies.exchange.buckets import assign_buckets, broadcast_buckets, total_bytes
 from paradl_bench.strategies.exchange.messages import messages_of
 from paradl_bench.strategies.exchange.node_groups import NodeGroups
@@ -68,6 +68,7 @@ class GradientBuckets:
         after_backward: whether these are sent when backward is over.
         buffer_dtype: of a framework's buffer that holds all gradients and is sent as it is; empty where buckets are
             tensors of their own.
+        checks: whether the framework reads what is in that buffer before it is sent.
 
     Raises:
         UserError: messages that are not of this network.
@@ -91,6 +92,7 @@ class GradientBuckets:
         self.fused = bool(options.fused_bytes)
         self.after_backward = options.after_backward
         self.buffer_dtype = framework_of(settings).gradient_dtype
+        self.checks = framework_of(settings).checks_gradients
         self._messages = messages_of(network, options.fused_bytes) if self.fused else []
         without = [parameter for parameter in self.registered if parameter.name not in arriving]
         self.unused = [] if self.fused else without
@@ -164,6 +166,7 @@ class GradientExchange:
     Args:
         nodes: how ranks lie on nodes, and the place of this one on its own, where the exchange knows nodes.
         scatters: whether each rank needs the sums of an equal part alone.
+        behind: whether nothing is sent before backward is over.
     """
 
     def __init__(
@@ -177,10 +180,11 @@ class GradientExchange:
         nodes: tuple[NodeGroups, int] | None = None,
         *,
         scatters: bool = False,
+        behind: bool = False,
     ) -> None:
         self._builder, self._scatters = builder, scatters
         self._ranks, self._axes, self._nodes = ranks, axes, nodes
-        self._buckets = buckets
+        self._buckets, self._behind = buckets, behind or buckets.after_backward
         self._bucket_of = {parameter.name: i for i, bucket in enumerate(buckets.rebuilt) for parameter in bucket}
         self._missing = [len(bucket) for bucket in buckets.rebuilt]
         self._copies: list[list[int]] = [[] for _ in buckets.rebuilt]
@@ -196,18 +200,35 @@ class GradientExchange:
         for parameter in ready:
             by_bucket.setdefault(self._bucket_of[parameter.name], []).append(parameter)
         for bucket, tensors in by_bucket.items():
-            work = BucketCopy(direction="into", bytes=self._buckets.bytes_of(tensors), tensors=len(tensors))
-            self._copies[bucket].append(self._builder.add(work, Phase.GE, Stream.COMPUTE, (task,)))
+            copied = task if self._buckets.buffer_dtype else self._copy_into(tensors, task)
+            self._copies[bucket].append(copied)
             self._missing[bucket] -= len(tensors)
-            if not self._buckets.after_backward:
-                self._send_full(self._copies[bucket][-1])
+            if not self._behind:
+                self._send_full(copied)
+
+    def _copy_into(self, gradients: Sequence[Tensor], task: int, tensors: int = 0) -> int:
+        """Divide gradients by the number of ranks on their way into a bucket, in a call for each unless given."""
+        size = self._buckets.bytes_of(gradients)
+        work = BucketCopy(direction="into", bytes=size, tensors=tensors or len(gradients))
+        return self._builder.add(work, Phase.GE, Stream.COMPUTE, (task,))
+
+    def _in_place(self, bucket: Sequence[Tensor], task: int) -> int:
+        """Check and divide a bucket that is a part of a framework's buffer."""
+        if self._buckets.checks:
+            work = GradientPass(part="check", elements=sum(gradient.elements for gradient in bucket), tensors=1)
+            task = self._builder.add(work, Phase.GE, Stream.COMPUTE, (task,))
+        return self._copy_into(bucket, task, tensors=1)
 
     def _send_full(self, trigger: int) -> None:
         # A bucket that is full before an earlier one waits for it, so that all ranks send in the same order.
         while len(self._all_reduces) < len(self._missing) and not self._missing[len(self._all_reduces)]:
             bucket = len(self._all_reduces)
-            waits = tuple(dict.fromkeys((*self._copies[bucket], trigger)))
-            self._all_reduces.append(self._send(self._buckets.rebuilt[bucket], waits))
+            gradients = self._buckets.rebuilt[bucket]
+            if self._buckets.buffer_dtype:
+                waits: tuple[int, ...] = (self._in_place(gradients, trigger),)
+            else:
+                waits = tuple(dict.fromkeys((*self._copies[bucket], trigger)))
+            self._all_reduces.append(self._send(gradients, waits))
 
     def _send(self, bucket: Sequence[Tensor], waits: tuple[int, ...]) -> int:
         if self._nodes is None:

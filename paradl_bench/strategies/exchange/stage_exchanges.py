@@ -20,7 +20,7 @@ from paradl_bench.strategies.exchange.gradients import (
     exchanged_along,
     issued_before_steady_state,
 )
-from paradl_bench.strategies.frameworks.presets import scatters_gradients
+from paradl_bench.strategies.frameworks.presets import framework_of, scatters_gradients
 
 Axes = tuple[int, ...]
 
@@ -50,6 +50,9 @@ class StageExchanges:
 
     Args:
         networks: the stages', by their number. apart: as of :func:`exchanges_of`.
+
+    Attributes:
+        behind_sends: whether a stage sends what its last backward made before these begin.
     """
 
     def __init__(
@@ -57,6 +60,7 @@ class StageExchanges:
     ) -> None:
         self._networks, self._strategy = networks, strategy
         self._scatters = scatters_gradients(strategy, settings)
+        self.behind_sends = framework_of(settings).sends_first
         self._buckets = {
             stage: [
                 (axes, GradientBuckets(network, settings, apart, of_apart=of_apart))
@@ -68,12 +72,20 @@ class StageExchanges:
     def __bool__(self) -> bool:
         return any(self._buckets.values())
 
-    def begin(self, builder: RoleBuilder, stage: int, backward_layers: Sequence[int]) -> list[GradientExchange]:
+    def begin(
+        self, builder: RoleBuilder, stage: int, backward_layers: Sequence[int], *, behind: bool
+    ) -> list[GradientExchange]:
         """Those of a stage's last backward, which comes to these layers."""
-        network, scatters = self._networks[stage], self._scatters
+        of_stage = builder, self._networks[stage]
         return [
             GradientExchange(
-                builder, network, buckets, backward_layers, ranks_along(self._strategy, axes), axes, scatters=scatters
+                *of_stage,
+                buckets,
+                backward_layers,
+                ranks_along(self._strategy, axes),
+                axes,
+                scatters=self._scatters,
+                behind=behind,
             )
             for axes, buckets in self._buckets[stage]
         ]

@@ -29,6 +29,9 @@ class FrameworkMemory(NamedTuple):
         gathers_again: whether backward gathers a linear layer's input again where forward gathered it.
         drops_messages: whether stages let go of what they have sent, and receive each message into new memory; else
             every micro-batch has a buffer from the beginning.
+        checks_gradients: whether it reads the buffer before it is exchanged, for numbers that are not finite.
+        sends_first: whether a stage sends what its last backward made before it exchanges its gradients; else behind
+            those that are there with the end of backward.
     """
 
     fuses: frozenset[str] = frozenset()
@@ -38,6 +41,8 @@ class FrameworkMemory(NamedTuple):
     splits_evenly: bool = False
     gathers_again: bool = False
     drops_messages: bool = False
+    checks_gradients: bool = False
+    sends_first: bool = False
 
 
 TORCH = FrameworkMemory()
@@ -55,6 +60,11 @@ MEGATRON = FrameworkMemory(
     gathers_again=True,
     # pipeline_parallel/schedules.py, deallocate_output_tensor.
     drops_messages=True,
+    # distributed/param_and_grad_buffer.py, check_grads, but for --no-check-for-nan-in-loss-and-grad.
+    checks_gradients=True,
+    # schedules.py: gradients are exchanged by finalize_model_grads_func; with --overlap-grad-reduce, in stages other
+    # than the first, which sends none, by grad_sync_func. Both come behind the last send_backward.
+    sends_first=True,
 )
 LLM_FOUNDRY = FrameworkMemory(
     # llmfoundry/models/mpt/modeling_mpt.py: loss_fn is fused_crossentropy by default, and does not ask for

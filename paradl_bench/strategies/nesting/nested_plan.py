@@ -56,6 +56,7 @@ from paradl_bench.strategies.exchange.options import ExchangeOptions
 from paradl_bench.strategies.frameworks.presets import scatters_gradients
 from paradl_bench.strategies.passes.accumulation import MicroSteps, check_accumulation
 from paradl_bench.strategies.passes.clipping import add_clipping, sums_before
+from paradl_bench.strategies.passes.gradient_buffer import add_checks, add_zeros
 from paradl_bench.strategies.passes.norm_statistics import synchronise_norms
 from paradl_bench.strategies.passes.recomputation import check_recomputation
 from paradl_bench.strategies.passes.weight_update import add_update
@@ -228,10 +229,12 @@ class NestedPlanner:
             before = planner.add_role(builder, sharded, strategy, settings, once.operations)
             if before is not None:
                 return builder.build(f"replica{number}", multiplicity, exchanged_before=before)
+        add_zeros(builder, [network], settings)
         steps = MicroSteps(builder, sharded, settings, once.operations)
         if not axes:
             steps.add_but_last()
             last = tuple(task for _, task in steps.add_last())[-1:]
+            last = add_checks(builder, network, strategy, settings, sharded.apart, last)
             last = add_clipping(builder, network, strategy, settings, last)
             before = add_update(builder, network, strategy, settings, last, sharded.apart)
             before += sums_before(network, strategy, settings)
@@ -256,6 +259,7 @@ class NestedPlanner:
             for exchange in exchanges:
                 exchange.add_ready(layer, last_task)
         done = tuple(task for exchange in exchanges for task in exchange.add_finish(last_task))
+        done = add_checks(builder, network, strategy, settings, sharded.apart, done)
         done = add_clipping(builder, network, strategy, settings, done)
         before = add_update(builder, network, strategy, settings, done, sharded.apart) + before
         return builder.build(f"replica{number}", multiplicity, setup, exchanged_before=before)

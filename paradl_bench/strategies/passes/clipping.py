@@ -21,7 +21,7 @@ from paradl_bench.plan.axis_planner import ShardingPlanner, axis_planner
 from paradl_bench.plan.mesh import ranks_along, sharing_axes, zero_stage
 from paradl_bench.plan.settings import PlanSettings
 from paradl_bench.plan.strategy import Axis, Strategy
-from paradl_bench.plan.tasks import Before, Collective, GradientClipping, Phase, RoleBuilder, Stream, WeightUpdate
+from paradl_bench.plan.tasks import Before, Collective, GradientPass, Phase, RoleBuilder, Stream, WeightUpdate
 from paradl_bench.strategies.frameworks.presets import scatters_gradients
 from paradl_bench.strategies.passes.weight_update import weight_update
 
@@ -88,7 +88,7 @@ def add_clipping(
     update = held or weight_update(network, settings)
     parts = ranks_along(strategy, sharing_axes(strategy)) if scatters_gradients(strategy, settings) else 1
     elements = math.ceil(update.elements / parts)
-    norm, scale = (GradientClipping(part=part, elements=elements, tensors=update.tensors) for part in ("norm", "scale"))
+    norm, scale = (GradientPass(part=part, elements=elements, tensors=update.tensors) for part in ("norm", "scale"))
     done = builder.add(norm, Phase.WU, Stream.COMPUTE, after)
     for _, work in sums_before(network, strategy, settings)[:1]:
         done = builder.add(work, Phase.WU, Stream.COMMUNICATION, (done,))

@@ -51,15 +51,17 @@ from paradl_bench.plan.strategy import Strategy
 from paradl_bench.plan.tasks import Before, Phase, Plan, Role, RoleBuilder, Stream, Transfer, Work
 from paradl_bench.strategies.exchange.gradients import GradientBuckets
 from paradl_bench.strategies.exchange.stage_exchanges import StageExchanges
+from paradl_bench.strategies.frameworks.presets import framework_of
 from paradl_bench.strategies.passes.accumulation import added_with, adds_first
 from paradl_bench.strategies.passes.clipping import add_clipping, sums_before
+from paradl_bench.strategies.passes.gradient_buffer import add_checks, add_zeros
 from paradl_bench.strategies.passes.weight_update import add_update
 from paradl_bench.strategies.pipeline.axis import PipelineOptions, cut_by, micro_batches
 from paradl_bench.strategies.pipeline.repetition import BEFORE, ActionTasks, Repeated, followed_by, moved, repeat
 from paradl_bench.strategies.pipeline.stage_shards import (
-    DIRECTIONS_OF_MESSAGES,
     StageShard,
     add_sums_of_shared,
+    handshake,
     hold_parameters,
     layers_by_name,
     likeness,
@@ -77,7 +79,6 @@ from paradl_bench.strategies.pipeline.stages import (
     sent_to_places,
 )
 
-_VOTE_BYTES = 4
 _FORWARD, _COMPLETES = 0, 2
 _DIRECTIONS = {"FW": _FORWARD, "BW_input": 1, "BW": _COMPLETES, "BW_weight": _COMPLETES}
 
@@ -243,8 +244,9 @@ class _RankPlan:
         exchanging = completes & last & bool(self._exchanges)
         adding = completes & ((micro_batches > 0) | adds_first(self._settings))
         # Nothing is before the first one, which waits for nothing where the network begins, and gathers what replicas
-        # hold parts of; its backward is not like others then.
-        opening = (stages == self._rank) & (micro_batches == 0) & (((stages == 0) & is_forward) | bool(self._parts))
+        # hold parts of, or sets a buffer to zero; its backward is not like others then.
+        unlike = bool(self._parts) or bool(framework_of(self._settings).gradient_dtype)
+        opening = (stages == self._rank) & (micro_batches == 0) & (((stages == 0) & is_forward) | unlike)
         kinds = 16 * stages + 8 * ~opening + 4 * adding + direction + exchanging
         _, first, order = np.unique(kinds, return_index=True, return_inverse=True)
         # Works are numbered in the order in which a rank comes to them.
@@ -266,7 +268,7 @@ class _RankPlan:
             multiplicity=multiplicity,
             **followed_by(tasks, update),
             setup=self._exchanges.setup,
-            handshake=self._handshake(),
+            handshake=handshake(self.own, self._last_stage, self._axis),
             exchanged_before=before + self._exchanges.setup_apart,
         )
 
@@ -275,7 +277,8 @@ class _RankPlan:
         rank_shards, strategy, settings = list(self.own.values()), self._strategy, self._settings
         held = hold_parameters(rank_shards[0].network, [shard.stage for shard in rank_shards], self._sharded)
         added = add_sums_of_shared(builder, held, sent_to_places(self._shared, self._rank), self._rank, self._axis)
-        after = add_clipping(builder, held, strategy, settings, added)
+        checked = add_checks(builder, held, strategy, settings, self._sharded.apart, added)
+        after = add_clipping(builder, held, strategy, settings, checked)
         before = add_update(builder, held, strategy, settings, after, self._sharded.apart)
         return before + sums_before(self._network, strategy, settings)
 
@@ -308,6 +311,8 @@ class _RankPlan:
         key = action.stage, first
         if key not in self._forwards:
             builder = RoleBuilder(self._works)
+            if first:
+                add_zeros(builder, [shard.network for shard in self.own.values()], self._settings)
             compute = self._compute_of(action.stage).onto(builder)
             forward = action._replace(direction="FW")
             computed = self._add_forward(builder, compute, forward, () if first else (BEFORE,))
@@ -356,7 +361,8 @@ class _RankPlan:
         part = _part_of_backward(compute, action)
         adds = action.completes and (action.micro_batch or adds_first(self._settings))
         added = added_with(shard.network, part.layers, self._settings) if adds else {}
-        exchanges = self._exchanges.begin(builder, action.stage, part.layers) if exchanging else []
+        first = exchanging and near.target is not None and self._exchanges.behind_sends
+        exchanges = self._exchanges.begin(builder, action.stage, part.layers, behind=first) if exchanging else []
         for layer, computed in compute.add_backward(received, part=part):
             if layer in added:
                 computed = builder.add(added[layer], Phase.BW, Stream.COMPUTE, (computed,))
@@ -365,9 +371,11 @@ class _RankPlan:
         if compute.backward_task >= 0:
             # The input's gradient is there when the last layer has communicated for it.
             last = compute.backward_task
+        if first:
+            self._send(builder, action, (last,))
         done = tuple(task for exchange in exchanges for task in exchange.add_finish(last)) or (last,)
         computed = builder.tasks - 1
-        if near.target is not None:
+        if near.target is not None and not first:
             self._send(builder, action, (last,))
         return computed, done if action.completes else ()
 
@@ -385,11 +393,3 @@ class _RankPlan:
         stage_shard = self.own[action.stage]
         sizes = message_bytes(stage_shard.sends if cut == action.stage else stage_shard.receives, self._micro_batch)
         return Transfer(direction=direction, phase=action.way, cut=cut, message_bytes=sizes, axes=(self._axis,))
-
-    def _handshake(self) -> tuple[Transfer, ...]:
-        cuts = [cut for stage in self.own for cut in (stage - 1, stage) if 0 <= cut < self._last_stage]
-        return tuple(
-            Transfer(direction=direction, phase="FW", cut=cut, message_bytes=(_VOTE_BYTES,), axes=(self._axis,))
-            for cut in cuts
-            for direction in DIRECTIONS_OF_MESSAGES
-        )

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import functools
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Literal, NamedTuple
 
 import msgspec
@@ -30,7 +30,8 @@ from paradl_bench.strategies.passes.recomputation import parts_within
 from paradl_bench.strategies.pipeline.crossings import Crossing, data_flow
 from paradl_bench.strategies.pipeline.stages import Stage
 
-DIRECTIONS_OF_MESSAGES: tuple[Literal["send"], Literal["receive"]] = ("send", "receive")
+_DIRECTIONS: tuple[Literal["send"], Literal["receive"]] = ("send", "receive")
+_VOTE_BYTES = 4
 _NOBODYS = frozenset({"", INPUT, NEXT_FORWARD})
 """What stands in the place of names of layers."""
 
@@ -230,7 +231,7 @@ def add_sums_of_shared(
                 message_bytes=tuple(sizes[name] for name in names),
                 axes=(axis,),
             )
-            for direction in DIRECTIONS_OF_MESSAGES
+            for direction in _DIRECTIONS
         }
         builder.add(works["send"], Phase.BW, Stream.COMMUNICATION)
         # Nothing else is computed meanwhile.
@@ -240,6 +241,16 @@ def add_sums_of_shared(
         work = BucketCopy(direction="add", bytes=sum(sizes[name] for name in names), tensors=len(names))
         added = (builder.add(work, Phase.BW, Stream.COMPUTE, added or tuple(range(builder.tasks))),)
     return added
+
+
+def handshake(stages: Iterable[int], last_stage: int, axis: int) -> tuple[Transfer, ...]:
+    """The votes of a rank's stages over every cut of theirs."""
+    cuts = [cut for stage in stages for cut in (stage - 1, stage) if 0 <= cut < last_stage]
+    return tuple(
+        Transfer(direction=direction, phase="FW", cut=cut, message_bytes=(_VOTE_BYTES,), axes=(axis,))
+        for cut in cuts
+        for direction in _DIRECTIONS
+    )
 
 
 def network_of_rank(network: ModelGraph, stages: Sequence[Stage], sharded: ShardedLayers) -> ModelGraph:

@@ -17,7 +17,7 @@ from paradl_bench.cli import group
 from paradl_bench.network.graph import Tensor
 from paradl_bench.plan.settings import PlanSettings
 from paradl_bench.plan.strategy import parse_strategy
-from paradl_bench.plan.tasks import Collective, GradientClipping, Plan, WeightUpdate
+from paradl_bench.plan.tasks import Collective, GradientPass, Plan, WeightUpdate
 from paradl_bench.strategies.nesting.catalog import planner_for
 from paradl_bench.strategies.passes.clipping import ranks_alike, sums_before
 from predict.simulation.pipelines.pipeline_simulation import PipelineSimulation
@@ -56,10 +56,10 @@ def test_one_number_is_summed_where_gradients_differ(text: str) -> None:
     expected = [Collective(operation="all_reduce", message_bytes=4, ranks=ranks, axes=axes)] if axes else []
     for role, other in zip(plan.roles, without.roles, strict=True):
         works = [plan.works[index] for index in role.work]
-        at = next(index for index, work in enumerate(works) if isinstance(work, GradientClipping))
+        at = next(index for index, work in enumerate(works) if isinstance(work, GradientPass))
         norm, *summed, scale, update = works[at : at + 3 + len(expected)]
-        assert isinstance(norm, GradientClipping)
-        assert isinstance(scale, GradientClipping)
+        assert isinstance(norm, GradientPass)
+        assert isinstance(scale, GradientPass)
         assert [norm.part, scale.part] == ["norm", "scale"]
         assert summed == expected
         assert isinstance(update, WeightUpdate)
@@ -86,7 +86,7 @@ def test_whole_parameters_count_once_over_all_ranks(text: str) -> None:
 def test_no_stage_scales_before_the_last_has_its_norm() -> None:
     plan = planned("p2")
     ones, seconds = np.ones(len(plan.works)), np.zeros(len(plan.works))
-    norms = [index for index, work in plan.of_kind(GradientClipping).items() if work.part == "norm"]
+    norms = [index for index, work in plan.of_kind(GradientPass).items() if work.part == "norm"]
     updates = list(plan.of_kind(WeightUpdate))
     assert len(norms) == len(updates) == 2
     seconds[norms[0]], seconds[norms[1]] = 3.0, 5.0
@@ -118,7 +118,7 @@ def test_predicted_seconds_are_those_of_copies(
 def plan_bytes(text: str) -> int:
     """Of the gradients of the rank that holds most."""
     plan = planned(text)
-    return max(4 * work.elements for work in plan.of_kind(GradientClipping).values())
+    return max(4 * work.elements for work in plan.of_kind(GradientPass).values())
 
 
 @pytest.mark.parametrize("text", ["0", "-1", "nan", "inf", "x"])
