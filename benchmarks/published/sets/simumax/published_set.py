@@ -54,8 +54,8 @@ CAUSES = (
     " around all-to-alls, the padded vocabulary, the memory's share in updates.",
     "Bytes as the publisher's benchmarks count them, of losses and of moved rows, count since results had been seen,"
     " and so do copies of queries, values and rows that Megatron-LM and TransformerEngine make.",
-    "That a stage sends its last gradients before it divides and scatters its own, that the buffer is set to zero before"
-    " an iteration, and that it is read for numbers that are not finite, count since results had been seen.",
+    "That a stage sends its last gradients before it divides and scatters its own, that the buffer is set to zero"
+    " before an iteration, and that it is read for numbers that are not finite, count since results had been seen.",
     "Gathers of sequence parallelism that backward repeats beside products are not predicted, nor that activations'"
     " gradients are scattered beside products, nor the router's small kernels.",
     "What is left grows with a run's products and with its length: those of Llama-3 405B are 5 to 9% too short, but for"
