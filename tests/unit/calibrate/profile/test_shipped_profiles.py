@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import json
 import subprocess
 import sys
 import tomllib
 from pathlib import Path
+from typing import Any
 
 import msgspec
 import pytest
@@ -100,9 +102,24 @@ def test_published_profiles_take_their_own_device_alone(tmp_path: Path) -> None:
 
 @pytest.mark.slow
 @pytest.mark.skipif(not DATA.is_dir(), reason="the published measurements lie beside the repository")
-def test_the_command_makes_the_same_bytes_again(tmp_path: Path) -> None:
+def test_the_command_makes_the_same_profile_again(tmp_path: Path) -> None:
+    """Its regressors to the byte; its fits but for the last digits, which another CPU's linear algebra rounds otherwise."""
     script = ROOT / "benchmarks" / "published" / "shipped_profiles.py"
     command = [sys.executable, str(script), "v100", "--data", str(DATA), "-o", str(tmp_path)]
     subprocess.run(command, check=True, capture_output=True, cwd=ROOT)
-    for path in (SHIPPED["v100"], archive_beside(SHIPPED["v100"])):
-        assert (tmp_path / path.name).read_bytes() == path.read_bytes()
+    made, shipped = tmp_path / "v100.json", SHIPPED["v100"]
+    assert archive_beside(made).read_bytes() == archive_beside(shipped).read_bytes()
+    (words, numbers), (shipped_words, shipped_numbers) = map(words_and_numbers, (made, shipped))
+    assert words == shipped_words
+    assert numbers == pytest.approx(shipped_numbers, rel=1e-9, abs=0)
+
+
+def words_and_numbers(path: Path) -> tuple[Any, list[float]]:
+    """A file of JSON with its fractions taken out of it, and these in their order."""
+    numbers: list[float] = []
+
+    def taken_out(text: str) -> str:
+        numbers.append(float(text))
+        return "a fraction"
+
+    return json.loads(path.read_text(), parse_float=taken_out), numbers
