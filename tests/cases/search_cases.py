@@ -7,16 +7,20 @@ from pathlib import Path
 from typing import Any
 
 import msgspec
+import numpy as np
 from click.testing import CliRunner
 from profile_factory import free_copies, make_profile, ring_fit, with_compute
 
 from calibrate.profile.profile import Profile
 from paradl_bench.network.graph import ModelGraph
+from paradl_bench.plan.axes.kind import Trait
 from paradl_bench.plan.settings import PlanSettings
-from paradl_bench.plan.strategy import parse_strategy
+from paradl_bench.plan.strategy import Strategy, parse_strategy
 from paradl_bench.records.cluster import Cluster, Level
 from predict.cli import group
 from predict.costs.cost_model import CostModel
+from predict.search.pricing.groups import Group
+from predict.search.pricing.links import groups_along
 from predict.workload import Configuration, evaluator_named
 
 OPERATIONS = ("all_gather", "send_recv", "broadcast", "reduce_scatter")
@@ -64,3 +68,11 @@ def exactly(costs: CostModel, settings: PlanSettings, strategy: str) -> float:
     """Seconds of an iteration, simulated."""
     point = Configuration(strategy=parse_strategy(strategy), settings=settings)
     return evaluator_named("simulate").prepare(costs, point).timing().iteration_s
+
+
+def group_along(strategy: Strategy, *axes: int) -> Group:
+    """The ranks along some axes of one strategy."""
+    degrees = np.array([[axis.degree for axis in strategy.axes]])
+    staged = np.array([[axis.has(Trait.STAGES) for axis in strategy.axes]])
+    chosen = np.isin(np.arange(len(strategy.axes)), axes)[None]
+    return Group(*groups_along(degrees, staged, chosen)[:, 0].tolist())

@@ -110,6 +110,8 @@ class MeshColumns(NamedTuple):
     samplers: Ints
     sharers: Ints
     zero: Ints
+    copies: Ints
+    exchanges: Ints
     parted: Ints
     parted_apart: Ints
 

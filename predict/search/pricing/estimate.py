@@ -18,6 +18,7 @@ are computed together: a call of numpy for each strategy would take longer than 
 from __future__ import annotations
 
 import functools
+from collections import defaultdict
 from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
@@ -25,12 +26,8 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
-from paradl_bench.core.errors import UserError
 from paradl_bench.network.kinds.autocast import as_held, widths_of
-from paradl_bench.plan.axes.kind import Trait
-from paradl_bench.plan.mesh import axes_apart, group_axes
 from paradl_bench.plan.schedules.catalog import schedule_of
-from paradl_bench.plan.strategy import Strategy
 from paradl_bench.strategies.pipeline.axis import PipelineOptions
 from paradl_bench.strategies.pipeline.crossings import data_flow, elements
 from paradl_bench.strategies.pipeline.stages import stage_bounds
@@ -38,19 +35,17 @@ from predict.costs.cost_model import CostModel
 from predict.costs.input.input_closed_form import iteration_seconds
 from predict.costs.input.input_terms import refuse_unknown
 from predict.costs.input.shared_cores import reading_seconds
-from predict.costs.sourced import Floats, Ints, UnmeasuredCollective
-from predict.search.candidates.mesh import Mesh, Sharing, alike
+from predict.costs.sourced import Floats, Ints
+from predict.search.candidates.mesh import alike
 from predict.search.candidates.space import Space
 from predict.search.pricing.exchange import Buckets, Exchanges
-from predict.search.pricing.groups import GroupCosts, group_along
+from predict.search.pricing.groups import GroupCosts
 from predict.search.pricing.layer_seconds import ComputedAgain, WholeLayers, computed_again
+from predict.search.pricing.links import KINDS, LinkFinder, Links
 from predict.search.pricing.shared_work import SharedWorks
-from predict.search.pricing.waits import Waits
-from predict.search.pricing.zero_messages import ZeroMessages
+from predict.search.pricing.waits import Sent
 from predict.simulation.input_tasks import terms_of
 
-_KINDS = False, True
-"""Whether parameters are held apart."""
 _AT_ONCE = 500_000
 """Elements of an array at most: many for a call of numpy, and few for a cache."""
 
@@ -74,7 +69,7 @@ class _Rows(NamedTuple):
         strategy, mesh, again: indices in the space. shared: number of what their ranks share of layers.
         turns: micro-batches, of so many samples. stages_per_rank: of the schedule; in_parts: whether it parts backward.
         sent, exchanged: links that activations, and gradients, go over; exchanged_apart: those of parameters that are
-            held apart. waits: see :class:`Waits`.
+            held apart. waits: number of what compute waits for; once that has its seconds, index of these.
     """
 
     strategy: Ints
@@ -111,13 +106,7 @@ class Estimates:
         self._groups = GroupCosts(costs.communication)
         self._ranks = space.strategies[0].ranks
         self._whole = WholeLayers(costs, self._ranks)
-        self._waits = Waits(self._groups)
-        self._numbers: dict[Sharing, int] = {}
-        # By strategy, what ZeRO gathers and reduces of a micro-batch, and links that parts of a stage go over: of
-        # parameters that all ranks hold, and of those that are held apart.
-        self._zero = np.zeros(len(space.strategies))
-        self._parts = np.zeros((len(space.strategies), 2, 4), np.int64)
-        self._zero_messages = ZeroMessages(self._groups, shared)
+        self._finder = LinkFinder(space, self._groups, shared)
         self._columns = space.columns
         self._parted = np.array((space.columns.parted, space.columns.parted_apart))
         self._again: dict[tuple[int, tuple[int, int]], ComputedAgain] = {}
@@ -142,8 +131,13 @@ class Estimates:
         """Of some candidates."""
         space = self._space
         rows, row = self._rows(chosen)
+        # Few strategies wait for unlike messages, and every cut of a pipeline has of the same.
+        first, waits = alike(rows.waits, rows.samples)
+        layers = int(self._shared.places.max()) + 1
+        self._sent = self._finder.waits.seconds(rows.waits[first], rows.samples[first], layers)
+        rows = rows._replace(waits=waits)
         seconds = np.full((len(rows.strategy), len(space.caps_mb)), np.inf)
-        works = [self._shared.of(sharing) for sharing in self._numbers]
+        works = [self._shared.of(sharing) for sharing in self._finder.sharings]
         self._share = np.array([work.share for work in works]).reshape(-1, len(self._costs.network.layers))
         gradient_bytes = np.array([work.gradient_bytes for work in works], np.int64).reshape(self._share.shape)
         of_all = np.array([work.bytes_alike for work in works], np.int64).reshape(self._share.shape)
@@ -152,7 +146,7 @@ class Estimates:
         self._whole_bytes = max(self._shared.of_all.gradient_bytes.sum(), 1)
         stages = self._columns.stages[rows.mesh]
         sharded = (self._columns.zero[rows.mesh] > 1) & (stages == 1)
-        possible = self._possible[rows.strategy]
+        possible = self._found.possible[rows.strategy]
         for key in self._cuts:
             alike_cut = possible & ~sharded & (stages == key[0]) & (rows.stages_per_rank == key[1])
             for some, estimates in self._of_cut(self._cuts[key], rows, np.flatnonzero(alike_cut)):
@@ -196,62 +190,27 @@ class Estimates:
         strategy, mesh, turns = strategy[first], meshes[first], turns[first]
         local = space.settings.batch // self._columns.samplers[mesh]
         samples, per_rank = local // turns, per_rank[first]
-        links = self._links(strategy, samples, per_rank)
-        numbers = np.array([self._numbers.get(space_mesh.sharing, 0) for space_mesh in space.meshes])
-        of_strategies = np.array(links, np.int64).T[:, strategy]
-        rows = _Rows(
-            strategy,
-            mesh,
-            numbers[mesh],
-            again[first],
-            turns,
-            samples,
-            per_rank,
-            in_parts[first],
-            *of_strategies,
-        )
-        return rows, row
+        self._found = found = self._links(np.unique(strategy), mesh, samples, per_rank)
+        links = found.sent, found.exchanged, found.exchanged_apart, found.waits
+        settings = again[first], turns, samples, per_rank, in_parts[first]
+        return _Rows(strategy, mesh, found.sharing[strategy], *settings, *(link[strategy] for link in links)), row
 
-    def _links(self, strategy: Ints, samples: Ints, stages_per_rank: Ints) -> list[tuple[int, int, int, int]]:
-        """Of every strategy, 0 of those without rows; whatever of estimates may be impossible is looked up."""
-        space = self._space
-        self._possible = np.zeros(len(space.strategies), bool)
-        # Rows of a strategy stand together.
-        chosen, starts = np.unique(strategy, return_index=True)
-        links = [(0, 0, 0, 0)] * len(space.strategies)
-        for index, start, end in zip(chosen.tolist(), starts, [*starts[1:], len(strategy)], strict=True):
-            rows, candidate_strategy = slice(start, end), space.strategies[index]
-            mesh = space.meshes[space.mesh_of[index]]
-            try:
-                for per_rank in sorted({*stages_per_rank[rows].tolist()}):
-                    self._cut(mesh.stages, per_rank)
-                links[index] = self._links_of(mesh, candidate_strategy, sorted({*samples[rows].tolist()}))
-                self._parts[index] = [
-                    self._zero_messages.links_of_parts(mesh, candidate_strategy, of_apart=kind) for kind in _KINDS
-                ]
-                self._zero[index] = self._zero_messages.seconds(mesh, candidate_strategy)
-                self._possible[index] = True
-            except UserError as error:
-                space.impossible.add(str(error))
-                if isinstance(error, UnmeasuredCollective):
-                    space.impossible.lacks(candidate_strategy, error.operation)
-                links[index] = 0, 0, 0, 0
-        return links
+    def _links(self, strategies: Ints, mesh: Ints, samples: Ints, stages_per_rank: Ints) -> Links:
+        """Of the rows' strategies; whatever of estimates may be impossible is looked up."""
+        cuts: defaultdict[int, list[int]] = defaultdict(list)
+        numbers: defaultdict[int, list[int]] = defaultdict(list)
+        for of_mesh, column in (cuts, stages_per_rank), (numbers, samples):
+            first, _ = alike(mesh, column)
+            for index, value in zip(mesh[first].tolist(), column[first].tolist(), strict=True):
+                of_mesh[index].append(value)
 
-    def _links_of(self, mesh: Mesh, strategy: Strategy, samples: list[int]) -> tuple[int, int, int, int]:
-        """By number, links that activations and gradients go over, and what compute waits for."""
-        self._whole.learn(samples, alone=mesh.stages > 1)
-        self._numbers.setdefault(mesh.sharing, len(self._numbers))
-        groups = [group_along(strategy, strategy.axes.index(axis)) for axis in mesh.shared]
-        waits = self._waits.number(self._shared.of(mesh.sharing), groups)
-        sent = reduced = reduced_apart = 0
-        if mesh.stages > 1:
-            sent = self._groups.link("send_recv", group_along(strategy, *group_axes(strategy, Trait.STAGES)))
-        if mesh.exchanges and mesh.zero < 2:
-            reduced = self._groups.link("all_reduce", group_along(strategy, *group_axes(strategy, Trait.REPLICATES)))
-            if self._shared.of(mesh.sharing).apart:
-                reduced_apart = self._groups.link("all_reduce", group_along(strategy, *axes_apart(strategy)))
-        return sent, reduced, reduced_apart, waits
+        def prepare(index: int) -> None:
+            stages = self._space.meshes[index].stages
+            for per_rank in cuts[index]:
+                self._cut(stages, per_rank)
+            self._whole.learn(numbers[index], alone=stages > 1)
+
+        return self._finder.links(strategies, prepare)
 
     def _of_cut(self, cut: Cut, rows: _Rows, chosen: Ints) -> Iterator[tuple[Ints, Floats]]:
         """Of the chosen rows, whose pipelines are all cut so, some at a time."""
@@ -266,16 +225,35 @@ class Estimates:
             for buckets, of_kind in zip(self._buckets, links, strict=True)
             if buckets is self._buckets[0] or of_kind.any()
         ]
+        crossing, crosses = self._crossing(cut, cut_rows)
+        # Whatever the settings, a strategy's ranks update as much, and send as much of that.
+        strategies, strategy = alike(cut_rows.strategy)
+        updated, sent = self._updated(cut, cut_rows.take(strategies))
         # What computes alike stands together, and is computed once.
         kind = alike(cut_rows.mesh, cut_rows.samples, cut_rows.waits, cut_rows.again)[1]
         order = np.argsort(kind, kind="stable")
         step = max(_AT_ONCE // max(self._share.shape[1], ranks * len(self._space.caps_mb)), 1)
         for start in range(0, len(chosen), step):
             some = order[start : start + step]
-            yield chosen[some], self._of_turns(cut, cut_rows.take(some), exchanges, which[some])
+            of_strategies = updated[strategy[some]], sent[strategy[some]]
+            turns = cut_rows.take(some), crossing[crosses[some]], *of_strategies
+            yield chosen[some], self._of_turns(cut, *turns, exchanges, which[some])
 
-    def _of_turns(self, cut: Cut, rows: _Rows, exchanges: Sequence[Exchanges], which: Ints) -> Floats:
-        """Of shape (rows, bucket sizes)."""
+    def _of_turns(
+        self,
+        cut: Cut,
+        rows: _Rows,
+        crossing: Floats,
+        updated: Floats,
+        parts: Floats,
+        exchanges: Sequence[Exchanges],
+        which: Ints,
+    ) -> Floats:
+        """Of shape (rows, bucket sizes).
+
+        Args:
+            crossing: seconds over each cut. updated, parts: see :meth:`_updated`.
+        """
         ranks = cut.key[0]
         # Rows differ in their links, or in whether backward is in parts, and compute alike.
         first, kind = alike(rows.mesh, rows.samples, rows.waits, rows.again)
@@ -285,18 +263,14 @@ class Estimates:
             np.add.reduceat(layer_s, cut.bounds[:-1], axis=1).reshape(len(first), -1, ranks)[kind]
             for layer_s in (work.forward, work.backward)
         )
-        crossing = self._crossing(cut, rows)
         # What each rank but the last sends forward at first.
         sent = np.pad(crossing[:, : ranks - 1], ((0, 0), (0, 1)))
         in_front, behind = (_before(stage_s[:, 0] + sent) for stage_s in (forward, backward))
         done = in_front + rows.turns[:, None] * (forward + backward).sum(axis=1)
         last = backward[:, 0]
-        held = self._bytes_held(cut.bounds[: ranks + 1], rows)
-        update = work.update[kind, None] * held.sum(axis=0) / self._whole_bytes
         exchanged = functools.reduce(np.maximum, [each.seconds(work.backward, kind, which) for each in exchanges])
         # ZeRO's messages, which nothing hides, stand in front of a rank's first forward or behind its last backward.
-        parts = self._sent_in_parts(cut, rows, held)
-        update = update + parts
+        update = work.update[kind, None] * updated + parts
         of_ranks = ((done - last + update)[:, None, :] + exchanged).max(axis=2)
         first = ((done + behind).max(axis=1) - last[:, 0] + update[:, 0])[:, None] + exchanged[:, :, 0]
         # What a stage sends back does not wait for all of a backward in parts, and how much of it is not known here:
@@ -306,34 +280,34 @@ class Estimates:
         sending = in_front + forward[:, 0] + rows.turns[:, None] * self._sent_each_turn(cut, crossing) + parts
         return np.asarray(np.maximum(longest, sending.max(axis=1)[:, None]))
 
+    def _updated(self, cut: Cut, rows: _Rows) -> tuple[Floats, Floats]:
+        """What each rank updates, as a part of all bytes, and seconds of what ZeRO sends of it; of shape (rows, ranks).
+
+        Args:
+            rows: one for each strategy.
+        """
+        held = self._bytes_held(cut.bounds[: cut.key[0] + 1], rows)
+        links, parted = self._found.parts[rows.strategy], self._parted[:, rows.mesh]
+        sharings = list(self._finder.sharings)
+        sent = [
+            self._finder.zero_messages.in_parts(
+                sharings, rows.shared, cut.bounds, links[:, int(kind)], parted[int(kind)], part, of_apart=kind
+            )
+            for kind, part in zip(KINDS, held, strict=True)
+        ]
+        return held.sum(axis=0) / self._whole_bytes, np.asarray(sum(sent))
+
     def _bytes_held(self, bounds: Ints, rows: _Rows) -> Floats:
         """What a rank updates of stages: of what all ranks hold, and of what is held apart; (2, rows, stages)."""
         of_kinds = zip(self._buckets, self._parted[:, rows.mesh], strict=True)
         return np.array([buckets.stage_bytes(bounds)[rows.shared] / parted[:, None] for buckets, parted in of_kinds])
-
-    def _sent_in_parts(self, cut: Cut, rows: _Rows, held: Floats) -> Floats:
-        """Seconds of an iteration's messages of ZeRO, in stages or in its first stage; of shape (rows, ranks)."""
-        sent_s: Floats = np.zeros_like(held[0])
-        sharings = list(self._numbers)
-        for kind, part in zip(_KINDS, held, strict=True):
-            links = self._parts[rows.strategy, int(kind)]
-            parted = np.flatnonzero(links.any(axis=1))
-            for number in np.unique(rows.shared[parted]).tolist():
-                some = parted[rows.shared[parted] == number]
-                ranks = self._parted[int(kind), rows.mesh[some], None]
-                units = self._zero_messages.units_of_ranks(sharings[number], cut.key[0], cut.bounds, of_apart=kind)
-                for column, times in enumerate((ranks, units, units, units)):
-                    size = np.floor(part[some] / (units if column else 1))
-                    seconds = self._groups.seconds_over(links[some, column, None], size)
-                    sent_s[some] += times * np.where(size > 0, seconds, 0.0)
-        return sent_s
 
     def _work(self, cut: Cut, rows: _Rows, *, alone: bool) -> _Work:
         """Layers on a rank, with what their compute waits for, in backward what is computed again too."""
         forward, backward, update = self._whole.seconds(rows.samples, alone=alone)
         straggler = self._whole.stragglers(self._space.meshes, rows.mesh, rows.samples)
         share = self._share[rows.shared] * straggler[:, None]
-        sent = self._waits.seconds(rows.waits, rows.samples, self._shared.places)
+        sent = Sent(*(each[rows.waits].take(self._shared.places, axis=1) for each in self._sent))
         # Rounds of messages beside compute take as long as all of either at least.
         forward = np.maximum(forward * share, sent.beside_forward) + sent.forward
         backward = np.maximum(backward * share, sent.beside_backward) + sent.backward
@@ -370,17 +344,17 @@ class Estimates:
         of_stages = np.pad(crossing, ((0, 0), (0, 1))) + np.pad(crossing, ((0, 0), (1, 0)))
         return np.asarray(of_stages.reshape(len(crossing), -1, cut.key[0]).sum(axis=1))
 
-    def _crossing(self, cut: Cut, rows: _Rows) -> Floats:
-        """Seconds of a micro-batch's message over each cut; of shape (rows, cuts)."""
-        if len(cut.bounds) == 2:
-            return np.zeros((len(rows.turns), 0))
+    def _crossing(self, cut: Cut, rows: _Rows) -> tuple[Floats, Ints]:
+        """Seconds of a micro-batch's message over each cut, of each kind of rows; and the kind of each row."""
         # A block of positions sends its part; of other shards what crosses is whole, or at least their part.
         parts = self._columns.sharers[rows.mesh]
         first, row = alike(rows.samples, parts, rows.sent)
+        if len(cut.bounds) == 2:
+            return np.zeros((len(first), 0)), row
         # Blocks repeat, and so does what crosses cuts between them.
         distinct, place = np.unique(cut.sent_bytes[:-1], return_inverse=True)
         sizes = rows.samples[first, None] * distinct / parts[first, None]
-        return np.asarray(self._groups.seconds_over(rows.sent[first, None], np.rint(sizes))[row[:, None], place])
+        return self._groups.seconds_over(rows.sent[first, None], np.rint(sizes))[:, place], row
 
     def _sharded(self, rows: _Rows) -> Floats:
         """ZeRO stages 2 and 3: compute, or reducing and gathering (once, or again for backward) where that is more.
@@ -389,7 +363,7 @@ class Estimates:
         """
         work = self._work(self._cut(1, 1), rows, alone=False)
         computed = work.forward.sum(axis=1) + work.backward.sum(axis=1)
-        sent = self._zero[rows.strategy]
+        sent = self._found.zero_s[rows.strategy]
         together = computed + sent if self._space.settings.blocking else np.maximum(computed, sent)
         held = self._bytes_held(np.array([0, self._share.shape[1]]), rows).sum(axis=(0, 2))
         return np.asarray(rows.turns * together + work.update * held / self._whole_bytes)

@@ -6,8 +6,6 @@ from typing import NamedTuple
 
 import numpy as np
 
-from paradl_bench.plan.axes.kind import Trait
-from paradl_bench.plan.strategy import Strategy
 from paradl_bench.plan.tasks import Collective
 from predict.costs.communication.collective_times import CollectiveTimes
 from predict.costs.communication.communication_costs import CommunicationCosts
@@ -29,20 +27,6 @@ class Group(NamedTuple):
     span: int
     stride: int
     others: int
-
-
-def group_along(strategy: Strategy, *axes: int) -> Group:
-    """The ranks along these axes; one rank where there are none."""
-    chosen = sorted(axes)
-    if not chosen:
-        return Group(1, 1, 1, 1)
-    span = stride = ranks = others = 1
-    for index, axis in enumerate(strategy.axes):
-        span *= axis.degree if index >= chosen[0] else 1
-        stride *= axis.degree if index > chosen[-1] else 1
-        ranks *= axis.degree if index in chosen else 1
-        others *= axis.degree if index >= chosen[0] and index not in chosen and not axis.has(Trait.STAGES) else 1
-    return Group(ranks, span, stride, others)
 
 
 class GroupCosts:

@@ -18,14 +18,14 @@ class _Known(NamedTuple):
     """Messages of a part over its links: arrays with an entry each.
 
     Attributes:
-        work: kept, because parts are told apart by what object they are.
+        work: kept, because parts are told apart by what object they are; None of a rank that waits for nothing.
         layer: index of the one that waits. forward: whether that is in its forward. beside: whether it computes on.
         times: how often each is sent.
         kind: which of the distinct messages it waits for, whose ``bytes_per_sample`` and ``link``, by number, follow:
             blocks repeat theirs.
     """
 
-    work: SharedWork
+    work: SharedWork | None
     layer: Ints
     forward: NDArray[np.bool_]
     beside: NDArray[np.bool_]
@@ -36,7 +36,7 @@ class _Known(NamedTuple):
 
 
 class Sent(NamedTuple):
-    """Seconds of messages by layer, each of shape (numbers, layers).
+    """Seconds of messages by the layers that they name, each of shape (numbers, layers).
 
     Attributes:
         forward, backward: that compute waits for. beside_forward, beside_backward: that compute goes on beside.
@@ -48,17 +48,23 @@ class Sent(NamedTuple):
     beside_backward: Floats
 
 
+_NONE, _NEVER, _FREE = np.zeros(0, np.int64), np.zeros(0, bool), np.zeros(0)
+_NOTHING = _Known(None, _NONE, _NEVER, _NEVER, _FREE, _NONE, _FREE, _NONE)
+
+
 class Waits:
-    """Messages of parts of a network over links; each pair of a part and its links has a number."""
+    """Messages of parts of a network over links; each pair of a part and its links has a number, nothing has 0."""
 
     def __init__(self, groups: GroupCosts) -> None:
         self._groups = groups
         self._numbers: dict[tuple[int, tuple[int, ...]], int] = {}
-        self._known: list[_Known] = []
+        self._known = [_NOTHING]
 
     def number(self, work: SharedWork, groups: Sequence[Group]) -> int:
         """Of a part whose ranks stand so along each axis; a part that is equal to another one is another part."""
         messages = work.messages
+        if not messages:
+            return 0
         links = {
             (name, axis): self._groups.link(name, groups[axis])
             for name, axis in dict.fromkeys((message.operation, message.axis) for message in messages)
@@ -82,16 +88,10 @@ class Waits:
             self._known.append(known)
         return self._numbers[key]
 
-    def seconds(self, numbers: Ints, samples: Ints, places: Ints) -> Sent:
-        """Of so many samples each.
-
-        Args:
-            places: of each layer, the one that messages name.
-        """
-        layers = int(places.max()) + 1
-        first, row = alike(numbers, samples)
-        known = [self._known[number] for number in numbers[first].tolist()]
-        counts = samples[first].tolist()
+    def seconds(self, numbers: Ints, samples: Ints, layers: int) -> Sent:
+        """Of so many samples each, by so many layers."""
+        known = [self._known[number] for number in numbers.tolist()]
+        counts = samples.tolist()
         place = np.concatenate([at * layers + part.layer for at, part in enumerate(known)])
         sizes = np.concatenate([part.bytes_per_sample * count for part, count in zip(known, counts, strict=True)])
         forward = np.concatenate([part.forward for part in known])
@@ -102,9 +102,7 @@ class Waits:
         seconds = distinct[kind] * np.concatenate([part.times for part in known])
         return Sent(
             *(
-                np.bincount(place[chosen], seconds[chosen], len(first) * layers)
-                .astype(float)
-                .reshape(-1, layers)[:, places][row]
+                np.bincount(place[chosen], seconds[chosen], len(known) * layers).astype(float).reshape(-1, layers)
                 for chosen in (forward & ~beside, ~forward & ~beside, forward & beside, ~forward & beside)
             )
         )

@@ -2,19 +2,17 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
-from paradl_bench.plan.axes.kind import Trait
 from paradl_bench.plan.compute import gradient_order
-from paradl_bench.plan.mesh import group_axes, ranks_along, sharing_axes
-from paradl_bench.plan.strategy import Strategy
 from paradl_bench.strategies.data.zero.units import shard_bytes, units_of
 from predict.costs.sourced import Floats, Ints
-from predict.search.candidates.mesh import Mesh, Sharing
-from predict.search.pricing.groups import Group, GroupCosts, group_along
+from predict.search.candidates.mesh import Sharing
+from predict.search.pricing.groups import Group, GroupCosts
 from predict.search.pricing.shared_work import SharedWorks
 
 
@@ -48,23 +46,51 @@ class ZeroMessages:
         self._groups, self._shared = groups, shared
         self._of_ranks: dict[tuple[frozenset[str], bool, int, tuple[int, ...]], Ints] = {}
 
-    def links_of_parts(self, mesh: Mesh, strategy: Strategy, *, of_apart: bool) -> tuple[int, int, int, int]:
+    def links_of_parts(self, zero: int, group: Group, copies: Group) -> tuple[int, int, int, int]:
         """Links of stage 1's broadcasts, and in a pipeline of gathers, reductions and copies' sums of the other stages.
 
         A pipeline sends a rank's parts once an iteration.
 
         Args:
-            of_apart: of parameters that are held apart, or else of all others.
+            group: ranks that share parameters out. copies: those that hold the same shards.
         """
-        if not mesh.zero or (mesh.zero > 1 and mesh.stages == 1):
-            return 0, 0, 0, 0
-        if of_apart and not self._shared.of(mesh.sharing).apart:
-            return 0, 0, 0, 0
-        group = group_along(strategy, *sharing_axes(strategy, of_apart=of_apart))
-        if mesh.zero == 1:
+        if zero == 1:
             return self._groups.link("broadcast", group), 0, 0, 0
-        summed = self._groups.link("all_reduce", self._copies(strategy)) if mesh.copies > 1 else 0
+        summed = self._groups.link("all_reduce", copies)
         return 0, self._groups.link("all_gather", group), self._groups.link("reduce_scatter", group), summed
+
+    def in_parts(
+        self,
+        sharings: Sequence[Sharing],
+        sharing: Ints,
+        bounds: Ints,
+        links: Ints,
+        parted: Ints,
+        held: Floats,
+        *,
+        of_apart: bool,
+    ) -> Floats:
+        """Seconds of an iteration's messages of parameters that ranks hold so many bytes of; of the shape of ``held``.
+
+        Args:
+            sharings: that are there; sharing: each row's index in them. bounds: of a pipeline's stages.
+            links: of :meth:`links_of_parts`, with a row for each. parted: over how many ranks.
+            held: bytes, of shape (rows, ranks of a pipeline).
+        """
+        sent_s = np.zeros_like(held)
+        some = np.flatnonzero(links.any(axis=1))
+        if not len(some):
+            return sent_s
+        ranks = held.shape[1]
+        distinct, which = np.unique(sharing[some], return_inverse=True)
+        units = np.array(
+            [self.units_of_ranks(sharings[number], ranks, bounds, of_apart=of_apart) for number in distinct.tolist()]
+        )[which]
+        for column, times in enumerate((parted[some, None], units, units, units)):
+            size = np.floor(held[some] / (units if column else 1))
+            seconds = self._groups.seconds_over(links[some, column, None], size)
+            sent_s[some] += times * np.where(size > 0, seconds, 0.0)
+        return sent_s
 
     def units_of_ranks(self, sharing: Sharing, ranks: int, bounds: Ints, *, of_apart: bool) -> Ints:
         """Units that each rank of a pipeline has parameters of; stages have as many of their own, or more.
@@ -84,31 +110,22 @@ class ZeroMessages:
             self._of_ranks[key] = np.maximum(counts, 1)
         return self._of_ranks[key]
 
-    def _copies(self, strategy: Strategy) -> Group:
-        """Ranks that hold the same shards."""
-        axes = sharing_axes(strategy)
-        return group_along(strategy, *(i for i in group_axes(strategy, Trait.REPLICATES) if i not in axes))
+    def seconds(self, sharing: Sharing, zero: int, group: Group, copies: Group, *, of_apart: bool) -> float:
+        """Seconds of a micro-batch's gathers and reductions in stages 2 and 3, without a pipeline.
 
-    def seconds(self, mesh: Mesh, strategy: Strategy) -> float:
-        """Seconds of a micro-batch's gathers and reductions in stages 2 and 3, without a pipeline."""
-        if mesh.zero < 2 or mesh.stages > 1:
-            return 0.0
-        kinds = (False, True) if self._shared.of(mesh.sharing).apart else (False,)
-        return sum(self._seconds_of(mesh, strategy, of_apart=kind) for kind in kinds)
-
-    def _seconds_of(self, mesh: Mesh, strategy: Strategy, *, of_apart: bool) -> float:
-        """Likewise of parameters that are held apart, or of all others."""
-        axes = sharing_axes(strategy, of_apart=of_apart)
-        ranks, group = ranks_along(strategy, axes), group_along(strategy, *axes)
-        gathered, reduced = unit_bytes(self._shared, mesh.sharing, ranks, of_apart=of_apart)
+        Args:
+            group: ranks that share parameters out. copies: those that hold the same shards.
+            of_apart: of parameters that are held apart, or else of all others.
+        """
+        gathered, reduced = unit_bytes(self._shared, sharing, group.ranks, of_apart=of_apart)
         total = 0.0
-        if ranks > 1:
+        if group.ranks > 1:
             seconds = np.where(gathered > 0, self._groups.seconds("all_gather", group, gathered), 0.0)
             # Stage 3 gathers again for backward, but for what the whole model has of its own.
-            total += seconds.sum() + (seconds[:-1].sum() if mesh.zero > 2 else 0.0)
+            total += seconds.sum() + (seconds[:-1].sum() if zero > 2 else 0.0)
             total += self._groups.seconds("reduce_scatter", group, reduced)[reduced > 0].sum()
-        if mesh.copies > 1:
-            total += self._groups.seconds("all_reduce", self._copies(strategy), reduced)[reduced > 0].sum()
+        if copies.ranks > 1:
+            total += self._groups.seconds("all_reduce", copies, reduced)[reduced > 0].sum()
         return float(total)
 
 

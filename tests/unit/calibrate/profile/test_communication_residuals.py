@@ -11,6 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from network_factory import two_convolutions
 from profile_factory import make_profile, ring_fit
+from search_cases import group_along
 
 from calibrate.profile.collectives.communication import CommunicationFit, CommunicationPoint
 from calibrate.profile.collectives.communication_residuals import residuals_of
@@ -21,7 +22,7 @@ from paradl_bench.plan.strategy import parse_strategy
 from paradl_bench.plan.tasks import Collective
 from paradl_bench.records.cluster import Cluster, Level
 from predict.costs.communication.communication_costs import CommunicationCosts
-from predict.search.pricing.groups import GroupCosts, group_along
+from predict.search.pricing.groups import GroupCosts
 
 RING = operations()["all_reduce"]
 KIB, MIB = 1 << 10, 1 << 20

@@ -11,7 +11,7 @@ import pytest
 from click.testing import CliRunner
 from network_factory import NetworkFactory
 from profile_factory import make_network, make_profile, ring_fit
-from search_cases import LEVELS, asked, exactly, found, profile_of
+from search_cases import LEVELS, asked, exactly, found, group_along, profile_of
 
 from calibrate.profile.profile import write_profile
 from paradl_bench.network.graph import ModelGraph
@@ -27,7 +27,7 @@ from predict.costs.memory_estimate import tensors_within
 from predict.search import ranking
 from predict.search.candidates.space import find_space
 from predict.search.pricing.estimate import Estimates
-from predict.search.pricing.groups import GroupCosts, group_along
+from predict.search.pricing.groups import GroupCosts
 from predict.search.pricing.shared_work import SharedWorks
 
 NETWORK = make_network((64, 512, 256, 512, 32))

@@ -8,10 +8,12 @@ import numpy as np
 import pytest
 from network_factory import NetworkFactory
 from profile_factory import make_network, make_profile, ring_fit
-from search_cases import OPERATIONS, profile_of
+from search_cases import OPERATIONS, group_along, profile_of
 
 from paradl_bench.core.errors import UserError
+from paradl_bench.plan.axes.kind import Trait
 from paradl_bench.plan.axis_planner import AxisPlace
+from paradl_bench.plan.mesh import axes_apart, group_axes, group_of, sharing_axes
 from paradl_bench.plan.settings import PlanSettings, plan_settings
 from paradl_bench.plan.strategy import parse_strategy
 from paradl_bench.strategies.exchange.options import bucket_limits
@@ -24,8 +26,9 @@ from predict.search.candidates.space import Space, find_space
 from predict.search.pricing import estimate
 from predict.search.pricing.estimate import Estimates
 from predict.search.pricing.exchange import Buckets
-from predict.search.pricing.groups import Group, GroupCosts, group_along
+from predict.search.pricing.groups import Group, GroupCosts
 from predict.search.pricing.held_parts import PartsOfLayers
+from predict.search.pricing.links import Placements
 from predict.search.pricing.shared_work import SharedWorks, shared_work
 from predict.search.pricing.waits import Waits
 
@@ -104,6 +107,24 @@ def test_messages_priced_together_equal_each_over_its_own_link(costs: CostModel)
     assert together[0].tolist() == [0.0] * 9
 
 
+def test_groups_of_placements_are_those_of_each(costs: CostModel) -> None:
+    space = find_space(NETWORK, PlanSettings(batch=48), 48, ())
+    placed = Placements(space.strategies, space.mesh_of, space.meshes)
+    for axes in (sharing_axes, axes_apart, lambda own: group_axes(own, Trait.STAGES, Trait.REPLICATES)):
+        together = placed.along(axes).T.tolist()
+        alone = [group_along(strategy, *axes(strategy)) for strategy in space.strategies]
+        assert list(map(tuple, together)) == alone
+        for strategy, group in zip(space.strategies, alone, strict=True):
+            ranks = group_of(strategy, axes(strategy), 0)
+            assert group.ranks == len(ranks)
+            assert group.ranks == 1 or (group.stride == ranks[1] and group.span > ranks[-1])
+    shared = np.array(placed.along_shared()).reshape(-1, 4, len(space.strategies))
+    for index, strategy in enumerate(space.strategies):
+        axes = [strategy.axes.index(axis) for axis in space.meshes[space.mesh_of[index]].shared]
+        own = [tuple(group[:, index].tolist()) for group in shared]
+        assert own == [*(group_along(strategy, axis) for axis in axes), *[(1, 1, 1, 1)] * (len(shared) - len(axes))]
+
+
 def test_layer_waits_equal_messages_of_their_part_and_samples(costs: CostModel) -> None:
     groups, shared = GroupCosts(costs.communication), SharedWorks(NETWORK, PlanSettings(batch=8))
     waits = Waits(groups)
@@ -121,8 +142,8 @@ def test_layer_waits_equal_messages_of_their_part_and_samples(costs: CostModel) 
             times[int(each.phase == "BW"), each.layer] += groups.seconds(each.operation, own, size)[0]
         expected.append(times)
     samples = np.array([count for _, count in cases])
-    found = waits.seconds(np.array(numbers), samples, shared.places)
-    assert np.stack(found[:2], axis=1) == pytest.approx(np.array(expected))
+    found = waits.seconds(np.array(numbers), samples, int(shared.places.max()) + 1)
+    assert np.stack(found[:2], axis=1)[..., shared.places] == pytest.approx(np.array(expected))
     assert not np.any(found[2:])
     assert np.array(expected).max() > 0
 
