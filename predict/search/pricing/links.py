@@ -181,7 +181,7 @@ class Placements:
                 for row, own in zip(self._row.tolist(), strategies, strict=True)
             ],
             np.int64,
-        ).reshape(-1, most)
+        )
         self._degree = self._of_axes([[axis.degree for axis in own.axes] for own in self._ordered], 1)
         self._staged = self._mask(group_axes(own, Trait.STAGES) for own in self._ordered)
 
