@@ -199,6 +199,7 @@ class _Found:
         self._strategies: list[Strategy] = []
         self._mesh_of: list[int] = []
         self._rows: list[Settings] = []
+        self._bytes: list[Floats] = []
         self._placements = self._too_large = 0
 
     def add(self, mesh: Mesh, rows: Settings) -> None:
@@ -206,22 +207,28 @@ class _Found:
         self.all_meshes.append(mesh)
         self._placements += mesh.order_count
         if self._bounds is not None:
-            fits = self._bounds.of_mesh(mesh, rows, self._within) <= self._within
+            least = self._bounds.of_mesh(mesh, rows, self._within)
+            fits = least <= self._within
             *others, again = rows.T
             needed = ~_unneeded(self._choices.held, others, again, fits)
             self._too_large += mesh.order_count * int((~fits & needed).sum())
             rows = rows[fits]
+            self._bytes.append(np.tile(least[fits], mesh.order_count))
         if not len(rows):
             return
-        for order in mesh.orders:
-            self._rows.append(np.insert(rows, 0, len(self._strategies), axis=1))
-            self._strategies.append(Strategy(axes=order))
-            self._mesh_of.append(len(self.meshes))
+        strategies = [Strategy(axes=order) for order in mesh.orders]
+        numbers = np.arange(len(self._strategies), len(self._strategies) + len(strategies), dtype=rows.dtype)
+        self._rows.append(np.column_stack([np.repeat(numbers, len(rows)), np.tile(rows, (len(strategies), 1))]))
+        self._strategies += strategies
+        self._mesh_of += [len(self.meshes)] * len(strategies)
         self.meshes.append(mesh)
 
     def space(self, caps_mb: tuple[float | None, ...], impossible: RuledOut, not_searched: tuple[str, ...]) -> Space:
         """All of them."""
         strategy, micro_batches, schedule, cap, again = np.concatenate(self._rows).T
+        found = Answers()
+        if self._bounds is not None:
+            found.once(("bounds", self._within), lambda: np.concatenate(self._bytes))
         return Space(
             settings=self._choices.settings,
             schedules=self._choices.schedules,
@@ -239,6 +246,7 @@ class _Found:
             not_searched=not_searched,
             placements=self._placements,
             too_large=self._too_large,
+            found=found,
         )
 
 

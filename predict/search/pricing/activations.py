@@ -14,8 +14,10 @@ from typing import NamedTuple
 
 import numpy as np
 
+from paradl_bench.core.cache_keys import Answers
 from paradl_bench.network.equal_blocks import without_equal_blocks
 from paradl_bench.network.graph import ModelGraph
+from paradl_bench.plan.schedules.catalog import schedule_of
 from paradl_bench.strategies.memory.casts import Casts
 from paradl_bench.strategies.memory.ledger import Gradient, Ledger, Storage
 from paradl_bench.strategies.memory.liveness import Liveness, Pass
@@ -27,15 +29,15 @@ _ROUNDED = 2
 """Times that bytes are rounded down which were watched of a layer: for its part, and for the width of its elements."""
 
 
+_ENOUGH = 4
+"""A schedule that has not begun to go backward after so many micro-batches a rank does all forwards first."""
+
+
 class Bytes(NamedTuple):
     """Of the first sample, and of every other."""
 
     first: float = 0.0
     other: float = 0.0
-
-    def of(self, samples: Ints) -> Floats:
-        """Of so many samples."""
-        return np.asarray(self.first + (samples - 1) * self.other)
 
 
 class Activations(NamedTuple):
@@ -87,6 +89,53 @@ class ActivationsByLayer(NamedTuple):
         rounded = _ROUNDED * int(self.layers[parts[MADE] < 1].sum())
         sums = ((moment * parts).sum(axis=(1, 2)).tolist() for moment in (self.kept, self.most))
         return Activations(*(Bytes(first - rounded, other) for first, other in sums))
+
+
+class UnderWay:
+    """Micro-batches whose activations the first stage of a pipeline has: forward was with them, and backward was not.
+
+    Meshes have the same numbers of micro-batches again and again.
+    """
+
+    def __init__(self) -> None:
+        self._found = Answers()
+
+    def most(self, schedules: Sequence[str], schedule: Ints, ranks: int, counts: Ints) -> Ints:
+        """At most, of so many each: until a backward is done, and while another one is, 0 where none is; (2, counts).
+
+        Args:
+            schedule: of each count, index of its schedule's name.
+        """
+        under_way = np.empty((2, len(counts)), np.int64)
+        for at, name in enumerate(schedules):
+            own = schedule == at
+            under_way[:, own] = self._of_schedule(name, ranks, counts[own])
+        return under_way
+
+    def _of_schedule(self, name: str, ranks: int, counts: Ints) -> Ints:
+        def find() -> Ints:
+            return np.array([self._most_of(name, ranks, count) for count in counts.tolist()], np.int64).T
+
+        return self._found.once((name, ranks, counts.tobytes()), find)
+
+    def _most_of(self, schedule: str, ranks: int, count: int) -> tuple[int, int]:
+        looked_at = min(count, _ENOUGH * ranks)
+        at_first, later = self._found.once(
+            (schedule, ranks, looked_at), lambda: _most_under_way(schedule, ranks, looked_at)
+        )
+        # What has gone forward with all that was looked at does so with all that there are.
+        return (count, count - 1) if at_first == looked_at else (at_first, later)
+
+
+def _most_under_way(schedule: str, ranks: int, count: int) -> tuple[int, int]:
+    now = at_first = later = done = 0
+    for action in schedule_of(schedule).order(0, ranks, count):
+        if action.stage == 0 and action.direction == "FW":
+            now += 1
+        elif action.stage == 0 and action.completes:
+            at_first, later = (at_first, max(later, now)) if done else (now, later)
+            now, done = now - 1, done + 1
+    return at_first, later
 
 
 class _FewLayers(NamedTuple):

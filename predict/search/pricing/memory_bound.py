@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from functools import partial
 from typing import NamedTuple
@@ -43,7 +43,7 @@ from predict.costs.cost_model import CostModel
 from predict.costs.sourced import Floats, Ints
 from predict.search.candidates.mesh import Mesh, Settings, alike
 from predict.search.candidates.space import Choices, Space
-from predict.search.pricing.activations import Activations, ActivationsByLayer
+from predict.search.pricing.activations import Activations, ActivationsByLayer, UnderWay
 from predict.search.pricing.shared_work import SharedWork, SharedWorks
 from predict.search.pricing.zero_messages import unit_bytes
 
@@ -77,8 +77,8 @@ class _Units(NamedTuple):
     left: float = 0.0
 
 
-_ENOUGH = 4
-"""A schedule that has not begun to go backward after so many micro-batches a rank does all forwards first."""
+_Kind = tuple[str, int]
+"""Of plans what they have beside their mesh and micro-batches: a schedule's name, and the index of what is held."""
 
 
 class _Values(NamedTuple):
@@ -125,7 +125,7 @@ class MemoryBounds:
         on_device = layers_on_gpu if costs.device_kind != "cpu" else lambda layers, _: layers
         self._aliases = list(map(shares_input, on_device(costs.network.layers, kinds), kinds))
         self._input_bytes = costs.network.input_bytes(1, given_dtype(costs.dtype))
-        self._under_way: dict[tuple[str, int, int], tuple[int, int]] = {}
+        self._under_way = UnderWay()
         # Where the optimizer's state lies changes no activation: per choice, the first with its activations.
         again = [chosen.get("recompute") for chosen in choices.held]
         self._alike = [again.index(own) for own in again]
@@ -137,26 +137,23 @@ class MemoryBounds:
             within: bytes that a rank has; of what surely needs more, no tighter bound is looked for.
         """
         first, plan_of = space.plans
-        columns = space.mesh_of[space.strategy], space.schedule, space.again, space.micro_batches
-        mesh, name, again, counts = (column[first] for column in columns)
-        plan_bytes = np.zeros(len(first))
-        # Those that differ in micro-batches alone are worked out together.
-        for one, rows in _kinds(mesh, name, again):
-            of_kind = space.meshes[mesh[one]], counts[rows], space.schedules[name[one]], int(again[one])
-            plan_bytes[rows] = self._of(*of_kind, within)
+        plan_bytes, mesh = np.zeros(len(first)), space.mesh_of[space.strategy[first]]
+        settings = space.micro_batches, space.schedule, space.again
+        counts, schedule, again = (column[first].astype(np.int64) for column in settings)
+        # Plans of a mesh stand together, and are worked out together.
+        for rows in np.split(np.arange(len(first)), np.flatnonzero(np.diff(mesh)) + 1):
+            own = counts[rows], schedule[rows], again[rows]
+            plan_bytes[rows] = self._of(space.meshes[mesh[rows[0]]], *own, within)
         return plan_bytes[plan_of]
 
     def of_mesh(self, mesh: Mesh, rows: Settings, within: float) -> Floats:
         """Of a mesh's candidates, of which each row has the settings; as :meth:`of`."""
         least = self._least(mesh)
-        bounds = np.full(len(rows), least)
         if least > within:
-            return bounds
-        counts, name, _, again = rows.T
-        for one, alike_rows in _kinds(name, again):
-            of_kind = counts[alike_rows].astype(np.int64), self._choices.schedules[name[one]], int(again[one])
-            bounds[alike_rows] = self._of(mesh, *of_kind, within)
-        return bounds
+            return np.full(len(rows), least)
+        counts, schedule, _, again = rows.T.astype(np.int64)
+        first, plan = alike(counts, schedule, again)
+        return self._of(mesh, counts[first], schedule[first], again[first], within)[plan]
 
     def _least(self, mesh: Mesh) -> float:
         """Of a mesh, whatever its settings: parameters that are shared out over its stages evenly."""
@@ -170,57 +167,86 @@ class MemoryBounds:
         )
         return float(even * min(copies))
 
-    def _of(self, mesh: Mesh, counts: Ints, schedule: str, again: int, within: float) -> Floats:
-        """Of plans with so many micro-batches each."""
-        least = self._peaks(mesh, counts, schedule, again, self._parameters_alone(mesh, schedule), _Units())
-        if least.min() > within:
-            return least
-        stages = self._of_stages(mesh, schedule, again)
-        least = self._peaks(mesh, counts, schedule, again, stages, _Units())
-        if mesh.zero < 2 or mesh.stages > 1 or least.min() > within:
-            return least
-        return self._peaks(mesh, counts, schedule, again, stages, self._units(mesh))
+    def _of(self, mesh: Mesh, counts: Ints, schedule: Ints, again: Ints, within: float) -> Floats:
+        """Of a mesh's plans with so many micro-batches each; schedules by number."""
+        first, kind = alike(schedule, again)
+        kinds = [(self._choices.schedules[schedule[one]], int(again[one])) for one in first.tolist()]
+        bounds = np.full(len(counts), -np.inf)
+        for tightness in range(3 if mesh.zero > 1 and mesh.stages == 1 else 2):
+            # Of a kind that surely does not fit, no tighter bound is looked for.
+            least = np.full(len(kinds), np.inf)
+            np.minimum.at(least, kind, bounds)
+            left = np.flatnonzero(least <= within)
+            if not len(left):
+                break
+            find = self._of_stages if tightness else self._parameters_alone
+            some, rows = (
+                [(kinds[at], find(mesh, kinds[at])) for at in left.tolist()],
+                np.flatnonzero(np.isin(kind, left)),
+            )
+            units = self._units(mesh) if tightness == 2 else _Units()
+            bounds[rows] = self._peaks(mesh, counts[rows], np.searchsorted(left, kind[rows]), some, units)
+        return bounds
 
-    def _peaks(self, mesh: Mesh, counts: Ints, schedule: str, again: int, stages: _Stages, units: _Units) -> Floats:
-        """The larger of what the first rank holds in backward, and of what any does when that is over, or updates."""
-        local = self._choices.settings.batch // mesh.samplers
+    def _peaks(
+        self, mesh: Mesh, counts: Ints, kind: Ints, kinds: Sequence[tuple[_Kind, _Stages]], units: _Units
+    ) -> Floats:
+        """The larger of what the first rank holds in backward, and of what any does when that is over, or updates.
+
+        Args:
+            kind: of each plan, index in ``kinds``.
+        """
+        local, parted = self._choices.settings.batch // mesh.samplers, mesh.parted
         in_buffers = 0 if self._framework.drops_messages else local
-        parted = mesh.parted
-        held = stages.parameters * self._copies(mesh, parted, self._states[again]) * units.padding
-        held = held + in_buffers * stages.received
+        # Of shape (kinds, ranks), or with an entry for each kind.
+        parameters, received, sent = (
+            np.array([getattr(stages, name) for _, stages in kinds]) for name in ("parameters", "received", "sent")
+        )
+        again = [which for (_, which), _ in kinds]
+        copies = np.array([self._copies(mesh, parted, self._states[which]) for which in again])[:, None]
+        moved = np.array(self._moved, float)[again, None]
+        drops = np.array([schedule_of(name).drops_messages for (name, _), _ in kinds])[:, None]
+        held = parameters * copies * units.padding + in_buffers * received
         parts, piped = parted if mesh.zero > 1 else 1, mesh.stages > 1
         # What replicas share out of stages is whole from the first forward to the last backward.
-        gathered = stages.parameters * (piped and mesh.zero > 1)
-        gradients = stages.parameters / (1 if piped else parts) * units.padding
+        gathered = parameters * (piped and mesh.zero > 1)
+        gradients = parameters / (1 if piped else parts) * units.padding
         # When the last backward begins, or the update.
-        at_end = gathered + gradients + (0.0 if schedule_of(schedule).drops_messages else in_buffers * stages.sent)
+        at_end = gathered + gradients + np.where(drops, 0.0, in_buffers * sent)
         if mesh.zero == 2 and not piped:
             # Gathered from forward to backward.
-            at_end = np.maximum(at_end, stages.parameters)
-        updating = stages.parameters * (1 / parts + self._moved[again] / parted) * units.padding
-        active = self._active(mesh, counts, schedule, stages, units, float(gradients[0]))
-        first = float(held[0] + gathered[0]) + local * self._input_bytes + active
-        return np.asarray(np.maximum(first, float((held + np.maximum(at_end, updating)).max())))
+            at_end = np.maximum(at_end, parameters)
+        updating = parameters * (1 / parts + moved / parted) * units.padding
+        active = self._active(mesh, counts, kind, kinds, units, gradients[:, 0])
+        first = (held + gathered)[kind, 0] + local * self._input_bytes + active
+        return np.asarray(np.maximum(first, (held + np.maximum(at_end, updating)).max(axis=1)[kind]))
 
     def _active(
-        self, mesh: Mesh, counts: Ints, schedule: str, stages: _Stages, units: _Units, gradients: float
+        self,
+        mesh: Mesh,
+        counts: Ints,
+        kind: Ints,
+        kinds: Sequence[tuple[_Kind, _Stages]],
+        units: _Units,
+        gradients: Floats,
     ) -> Floats:
         """What the first rank has of activations, and of gradients beside them from the second micro-batch on."""
-        at_once = self._choices.settings.batch // mesh.samplers // counts
+        at_once = (self._choices.settings.batch // mesh.samplers // counts)[:, None, None]
         parts = mesh.sharers * mesh.replicas // mesh.samplers
-        kept, most = (
-            np.maximum(self._held_whole(mesh, whole.of(at_once)) / parts, own.of(at_once))
-            for whole, own in zip(stages.active, stages.own, strict=True)
-        )
+        # Of shape (kinds, whole or own, after forward or at most), by the first sample and by every other.
+        amounts = np.array([(stages.active, stages.own) for _, stages in kinds], float)[kind]
+        whole, own = np.moveaxis(amounts[..., 0] + (at_once - 1) * amounts[..., 1], 1, 0)
+        kept, most = np.maximum(self._held_whole(mesh, whole) / parts, own).T
         # Where ranks swap samples, those that one has when activations are most are not known beside gradients.
-        gradients = 0.0 if self._swaps(mesh) else gradients
+        beside_them = 0.0 if self._swaps(mesh) else gradients[kind]
         if mesh.stages == 1:
             # Stage 2 gathers all in forward, and frees it as backward goes on.
-            left = max(units.left, float(stages.parameters[0]) if mesh.zero == 2 else 0.0)
-            return np.asarray(np.maximum(np.maximum(kept + left, most), units.most) + gradients * (counts > 1))
-        at_first, later = np.array([self._most_under_way(schedule, mesh.stages, count) for count in counts.tolist()]).T
+            gathered = np.array([float(stages.parameters[0]) if mesh.zero == 2 else 0.0 for _, stages in kinds])
+            left = np.maximum(units.left, gathered)[kind]
+            return np.asarray(np.maximum(np.maximum(kept + left, most), units.most) + beside_them * (counts > 1))
+        at_first, later = self._under_way.most([name for (name, _), _ in kinds], kind, mesh.stages, counts)
         one = np.maximum(kept, most)
-        beside = np.where(later > 0, (later - 1) * kept + one + gradients, 0.0)
+        beside = np.where(later > 0, (later - 1) * kept + one + beside_them, 0.0)
         return np.asarray(np.maximum((at_first - 1) * kept + one, beside))
 
     def _swaps(self, mesh: Mesh) -> bool:
@@ -266,9 +292,9 @@ class MemoryBounds:
             axis.degree for axis in mesh.shared if axis.has(Trait.DIVIDES_BATCH) or not axis.has(Trait.REPLICATES)
         )
 
-    def _parameters_alone(self, mesh: Mesh, schedule: str) -> _Stages:
+    def _parameters_alone(self, mesh: Mesh, kind: _Kind) -> _Stages:
         """Parameters of every rank's stages, at least."""
-        parts = self._parts_alone(mesh)
+        parts, (schedule, _) = self._parts_alone(mesh), kind
 
         def find() -> _Stages:
             whole = _of_ranks(self.shared.of_all.gradient_bytes, self._bounds(mesh.stages, schedule), mesh.stages)
@@ -277,8 +303,9 @@ class MemoryBounds:
 
         return self._found.once(("parameters", parts, self._stages_of(mesh, schedule)), find)
 
-    def _of_stages(self, mesh: Mesh, schedule: str, again: int) -> _Stages:
+    def _of_stages(self, mesh: Mesh, kind: _Kind) -> _Stages:
         """What every rank's stages hold, without what axes beside share of activations."""
+        schedule, again = kind
         stages, alike_again = self._stages_of(mesh, schedule), self._alike[again]
         first = mesh.stages, schedule, alike_again
 
@@ -357,37 +384,10 @@ class MemoryBounds:
         )
         return ActivationsByLayer.of(first.network, run, self.shared.places)
 
-    def _most_under_way(self, schedule: str, ranks: int, count: int) -> tuple[int, int]:
-        """Micro-batches that the first stage has been forward with, and not backward, at most.
-
-        Until a backward is done, and while another one is; 0 where there is none.
-        """
-        looked_at = min(count, _ENOUGH * ranks)
-        key = schedule, ranks, looked_at
-        if key not in self._under_way:
-            now = at_first = later = done = 0
-            for action in schedule_of(schedule).order(0, ranks, looked_at):
-                if action.stage == 0 and action.direction == "FW":
-                    now += 1
-                elif action.stage == 0 and action.completes:
-                    at_first, later = (at_first, max(later, now)) if done else (now, later)
-                    now, done = now - 1, done + 1
-            self._under_way[key] = at_first, later
-        at_first, later = self._under_way[key]
-        # What has gone forward with all that was looked at does so with all that there are.
-        return (count, count - 1) if at_first == looked_at else (at_first, later)
-
 
 def _of_ranks(layer_bytes: Ints, bounds: Sequence[int], ranks: int) -> Floats:
     """Bytes of the stages of each rank, which are as many ranks apart."""
     return np.asarray(np.add.reduceat(layer_bytes, bounds[:-1]).reshape(-1, ranks).sum(axis=0), float)
-
-
-def _kinds(*columns: NDArray[np.integer]) -> Iterator[tuple[int, Ints]]:
-    """The first row of those that are equal in all columns, and these rows; of each kind."""
-    first, kind = alike(*columns)
-    together = np.split(np.argsort(kind, kind="stable"), np.cumsum(np.bincount(kind))[:-1])
-    return zip(first.tolist(), together, strict=True)
 
 
 def bounds_of(costs: CostModel, choices: Choices) -> MemoryBounds:

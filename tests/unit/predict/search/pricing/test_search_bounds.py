@@ -152,6 +152,8 @@ def test_a_space_within_a_limit_has_what_may_fit() -> None:
     assert some.too_large == (~fits & ~unneeded).sum() > 0
     assert (some.placements, some.not_searched) == (len(every.strategies), every.not_searched)
     assert some.impossible.counts == every.impossible.counts
+    kept = some.found.once(("bounds", within), lambda: np.zeros(0))
+    assert kept.tolist() == bounds[fits].tolist() == bounds_of(costs, some).of(some, within).tolist()
     assert all(mesh.order_count == len(mesh.orders) for mesh in every.meshes)
 
 
