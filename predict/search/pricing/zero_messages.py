@@ -8,6 +8,7 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from paradl_bench.core.cache_keys import Answers, Same
 from paradl_bench.plan.compute import gradient_order
 from paradl_bench.strategies.data.zero.units import shard_bytes, units_of
 from predict.costs.sourced import Floats, Ints
@@ -44,6 +45,7 @@ class ZeroMessages:
 
     def __init__(self, groups: GroupCosts, shared: SharedWorks) -> None:
         self._groups, self._shared = groups, shared
+        self._found = Answers()
         self._of_ranks: dict[tuple[frozenset[str], bool, int, tuple[int, ...]], Ints] = {}
 
     def links_of_parts(self, zero: int, group: Group, copies: Group) -> tuple[int, int, int, int]:
@@ -117,16 +119,24 @@ class ZeroMessages:
             group: ranks that share parameters out. copies: those that hold the same shards.
             of_apart: of parameters that are held apart, or else of all others.
         """
+        links = (
+            *(self._groups.link(name, group) for name in ("all_gather", "reduce_scatter")),
+            self._groups.link("all_reduce", copies),
+        )
         gathered, reduced = unit_bytes(self._shared, sharing, group.ranks, of_apart=of_apart)
-        total = 0.0
-        if group.ranks > 1:
-            seconds = np.where(gathered > 0, self._groups.seconds("all_gather", group, gathered), 0.0)
-            # Stage 3 gathers again for backward, but for what the whole model has of its own.
-            total += seconds.sum() + (seconds[:-1].sum() if zero > 2 else 0.0)
-            total += self._groups.seconds("reduce_scatter", group, reduced)[reduced > 0].sum()
-        if copies.ranks > 1:
-            total += self._groups.seconds("all_reduce", copies, reduced)[reduced > 0].sum()
-        return float(total)
+
+        def find() -> float:
+            total = 0.0
+            if group.ranks > 1:
+                seconds = np.where(gathered > 0, self._groups.seconds("all_gather", group, gathered), 0.0)
+                # Stage 3 gathers again for backward, but for what the whole model has of its own.
+                total += seconds.sum() + (seconds[:-1].sum() if zero > 2 else 0.0)
+                total += self._groups.seconds("reduce_scatter", group, reduced)[reduced > 0].sum()
+            if copies.ranks > 1:
+                total += self._groups.seconds("all_reduce", copies, reduced)[reduced > 0].sum()
+            return float(total)
+
+        return self._found.once((Same(gathered), Same(reduced), zero > 2, links), find)
 
 
 def unit_bytes(shared: SharedWorks, sharing: Sharing, ranks: int, *, of_apart: bool = False) -> tuple[Floats, Floats]:
@@ -138,14 +148,18 @@ def unit_bytes(shared: SharedWorks, sharing: Sharing, ranks: int, *, of_apart: b
         of_apart: of parameters that are held apart, or else of all others.
     """
 
+    work = shared.of(sharing)
+    # Many ways to share layers leave a rank parameters of the same shapes.
+    shapes = shared.found.once(("shapes", sharing), lambda: tuple(parameter.shape for parameter in work.parameters))
+
     def find() -> tuple[Floats, Floats]:
-        held = shared.found.once(("units", sharing), lambda: _held(shared, sharing))
+        held = shared.found.once(("units", shapes, work.apart), lambda: _held(shared, sharing))
         sizes = np.where(held.apart == of_apart, held.shard_bytes(ranks), 0)
         updated = np.where(held.updated, sizes, 0.0)
         gathered, reduced = (np.bincount(held.unit, each, held.units) for each in (sizes, updated))
         return gathered.astype(float), reduced.astype(float)
 
-    return shared.found.once(("units", sharing, ranks, of_apart), find)
+    return shared.found.once(("units", shapes, work.apart, ranks, of_apart), find)
 
 
 def _held(shared: SharedWorks, sharing: Sharing) -> _Held:
