@@ -27,6 +27,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from paradl_bench.network.kinds.autocast import as_held, widths_of
+from paradl_bench.plan.compute import backward_layers, layers_with_gradient
 from paradl_bench.plan.schedules.catalog import schedule_of
 from paradl_bench.strategies.pipeline.axis import PipelineOptions
 from paradl_bench.strategies.pipeline.crossings import data_flow, elements
@@ -106,6 +107,12 @@ class Estimates:
         self._groups = GroupCosts(costs.communication)
         self._ranks = space.strategies[0].ranks
         self._whole = WholeLayers(costs, self._ranks)
+        # Layers that take as long on every rank, of which the first stands for all: blocks repeat theirs.
+        operations = [layer.operation for layer in costs.network.layers]
+        number = {operation: at for at, operation in enumerate(dict.fromkeys(operations))}
+        run = np.isin(np.arange(len(operations)), backward_layers(costs.network, layers_with_gradient(costs.network)))
+        numbers = np.array([number[operation] for operation in operations])
+        self._few, self._layer = alike(shared.places, numbers, run.astype(np.int64))
         self._finder = LinkFinder(space, self._groups, shared)
         self._columns = space.columns
         self._parted = np.array((space.columns.parted, space.columns.parted_apart))
@@ -138,9 +145,11 @@ class Estimates:
         rows = rows._replace(waits=waits)
         seconds = np.full((len(rows.strategy), len(space.caps_mb)), np.inf)
         works = [self._shared.of(sharing) for sharing in self._finder.sharings]
-        self._share = np.array([work.share for work in works]).reshape(-1, len(self._costs.network.layers))
-        gradient_bytes = np.array([work.gradient_bytes for work in works], np.int64).reshape(self._share.shape)
-        of_all = np.array([work.bytes_alike for work in works], np.int64).reshape(self._share.shape)
+        self._share = np.array([work.share[self._few] for work in works]).reshape(-1, len(self._few))
+        gradient_bytes, of_all = (
+            np.array([getattr(work, name) for work in works], np.int64).reshape(-1, len(self._layer))
+            for name in ("gradient_bytes", "bytes_alike")
+        )
         kinds = of_all, gradient_bytes - of_all
         self._buckets = [Buckets(self._groups, of_kind, space.caps_mb) for of_kind in kinds]
         self._whole_bytes = max(self._shared.of_all.gradient_bytes.sum(), 1)
@@ -152,7 +161,7 @@ class Estimates:
             for some, estimates in self._of_cut(self._cuts[key], rows, np.flatnonzero(alike_cut)):
                 seconds[some] = estimates
         some = np.flatnonzero(possible & sharded)
-        step = max(_AT_ONCE // self._share.shape[1], 1)
+        step = max(_AT_ONCE // len(self._layer), 1)
         for start in range(0, len(some), step):
             part = some[start : start + step]
             seconds[part] = self._sharded(rows.take(part))[:, None]
@@ -230,9 +239,10 @@ class Estimates:
         strategies, strategy = alike(cut_rows.strategy)
         updated, sent = self._updated(cut, cut_rows.take(strategies))
         # What computes alike stands together, and is computed once.
-        kind = alike(cut_rows.mesh, cut_rows.samples, cut_rows.waits, cut_rows.again)[1]
+        kinds, kind = alike(cut_rows.mesh, cut_rows.samples, cut_rows.waits, cut_rows.again)
         order = np.argsort(kind, kind="stable")
-        step = max(_AT_ONCE // max(self._share.shape[1], ranks * len(self._space.caps_mb)), 1)
+        elements = max(len(self._layer) * len(kinds) / len(kind), ranks * len(self._space.caps_mb))
+        step = max(int(_AT_ONCE / elements), 1)
         for start in range(0, len(chosen), step):
             some = order[start : start + step]
             of_strategies = updated[strategy[some]], sent[strategy[some]]
@@ -304,13 +314,15 @@ class Estimates:
 
     def _work(self, cut: Cut, rows: _Rows, *, alone: bool) -> _Work:
         """Layers on a rank, with what their compute waits for, in backward what is computed again too."""
-        forward, backward, update = self._whole.seconds(rows.samples, alone=alone)
+        forward, backward, update = self._whole.seconds(rows.samples, self._few, alone=alone)
         straggler = self._whole.stragglers(self._space.meshes, rows.mesh, rows.samples)
         share = self._share[rows.shared] * straggler[:, None]
-        sent = Sent(*(each[rows.waits].take(self._shared.places, axis=1) for each in self._sent))
+        places = self._shared.places[self._few]
+        sent = Sent(*(each[rows.waits].take(places, axis=1) for each in self._sent))
         # Rounds of messages beside compute take as long as all of either at least.
         forward = np.maximum(forward * share, sent.beside_forward) + sent.forward
         backward = np.maximum(backward * share, sent.beside_backward) + sent.backward
+        forward, backward = forward.take(self._layer, axis=1), backward.take(self._layer, axis=1)
         for which in np.unique(rows.again).tolist():
             chosen = rows.again == which
             backward[chosen] = self._computed_again(which, cut).added(forward[chosen], backward[chosen])
@@ -365,7 +377,7 @@ class Estimates:
         computed = work.forward.sum(axis=1) + work.backward.sum(axis=1)
         sent = self._found.zero_s[rows.strategy]
         together = computed + sent if self._space.settings.blocking else np.maximum(computed, sent)
-        held = self._bytes_held(np.array([0, self._share.shape[1]]), rows).sum(axis=(0, 2))
+        held = self._bytes_held(np.array([0, len(self._layer)]), rows).sum(axis=(0, 2))
         return np.asarray(rows.turns * together + work.update * held / self._whole_bytes)
 
 

@@ -103,8 +103,12 @@ class WholeLayers:
                     find = partial(layer_seconds, self._costs, place)
                     self._rows[place] = self._costs.device.alone.once(("whole layers", place), find)
 
-    def seconds(self, samples: Ints, *, alone: bool) -> tuple[Floats, Floats, Floats]:
-        """Forward and backward, (numbers of samples, layers), and update; ``alone``: or as a host's only rank."""
+    def seconds(self, samples: Ints, layers: Ints, *, alone: bool) -> tuple[Floats, Floats, Floats]:
+        """Forward and backward of some layers, (numbers of samples, layers), and update.
+
+        Args:
+            alone: whether as a host's only rank where that takes less.
+        """
         distinct, place = np.unique(samples, return_inverse=True)
         rows = [self._rows[self._place(number)] for number in distinct.tolist()]
         if alone:
@@ -112,7 +116,7 @@ class WholeLayers:
                 least_of(row, self._rows[PricingContext(number, 1)])
                 for row, number in zip(rows, distinct.tolist(), strict=True)
             ]
-        forward, backward = np.array([row.forward for row in rows]), np.array([row.backward for row in rows])
+        forward, backward = np.array([(row.forward[layers], row.backward[layers]) for row in rows]).swapaxes(0, 1)
         return forward[place], backward[place], np.array([row.update for row in rows])[place]
 
     def stragglers(self, meshes: Sequence[Mesh], mesh: Ints, samples: Ints) -> Floats:
