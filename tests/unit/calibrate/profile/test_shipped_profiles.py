@@ -103,7 +103,7 @@ def test_published_profiles_take_their_own_device_alone(tmp_path: Path) -> None:
 @pytest.mark.slow
 @pytest.mark.skipif(not DATA.is_dir(), reason="the published measurements lie beside the repository")
 def test_the_command_makes_the_same_profile_again(tmp_path: Path) -> None:
-    """Its regressors to the byte; its fits but for the last digits, which another CPU's linear algebra rounds otherwise."""
+    """Its regressors to the byte; its fits but for their last digits, which another CPU rounds otherwise."""
     script = ROOT / "benchmarks" / "published" / "shipped_profiles.py"
     command = [sys.executable, str(script), "v100", "--data", str(DATA), "-o", str(tmp_path)]
     subprocess.run(command, check=True, capture_output=True, cwd=ROOT)
