@@ -38,8 +38,8 @@ _LEAN = 4
 """Candidates that hold less than any before, at most."""
 _LEAN_WALKS = 8
 """Plans whose memory is walked through to find them."""
-_LEAN_ACTIONS = 512
-"""Stages times micro-batches at most of a pipeline among them, whose walk takes as long as it has actions."""
+_LEAN_LAYERS = 10_000
+"""Layers times micro-batches of one of them, at most: a walk and a prediction take as long as there are of these."""
 _MEMORY_FOR_EACH = 8
 """Plans whose memory is walked through, for each that may be predicted."""
 _LEAST_TRIED = 6
@@ -277,8 +277,7 @@ class Ranker:
         """Candidates that hold less than all that were predicted, from the fastest to the smallest."""
         least = min(exact.prediction.memory.memory_bytes for exact in self._done)
         below = tensors_within(self._costs.profile, least)
-        stages = self._space.columns.stages[self._mesh_of]
-        quick = (stages == 1) | (stages * self._space.micro_batches <= _LEAN_ACTIONS)
+        quick = self._space.micro_batches * len(self._costs.network.layers) <= _LEAN_LAYERS
         seconds, sizes = np.where(self._waiting & quick, self._estimates, np.inf), self._bounds.copy()
         walked = np.zeros(len(seconds), bool)
         while int(np.unique(self._plan_of[walked]).size) < _LEAN_WALKS:
