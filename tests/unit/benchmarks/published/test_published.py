@@ -168,15 +168,33 @@ def test_models_with_one_rank_count_are_left_out(fsdp: Path) -> None:
     assert list(found) == ["1b"]
 
 
-def test_layers_add_up_to_the_smallest_run(fsdp: Path) -> None:
+def test_layers_add_up_to_the_given_seconds(fsdp: Path) -> None:
     smallest = llm_foundry.rows(fsdp, "h100_80gb")[0]
     costs = {"fw_flops": 4, "bw_input_flops": 4, "bw_weight_flops": 4}
     layers = tuple(Layer(name=name, kind="linear", inputs=("input",), **costs) for name in ("blocks.0.up", "head"))
     network = ModelGraph(name="toy", input_shape=(10,), layers=layers, parameters=())
-    block, head = llm_foundry.timed_layers(network, smallest, 10)
-    # Two samples of ten tokens; the block runs forward twice.
+    block, head = llm_foundry.timed_layers(network, smallest, 0.02)
+    # The block runs forward twice.
     assert 2 * block.forward_s + block.backward_s + head.forward_s + head.backward_s == pytest.approx(0.02)
     assert block.backward_s == head.backward_s == pytest.approx(2 * head.forward_s)
+
+
+def test_the_smallest_run_takes_what_it_took(fsdp: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of the two samples of ten tokens in 20 ms, predict adds 3 ms and a tenth of what is computed."""
+    smallest = llm_foundry.rows(fsdp, "h100_80gb")[0]
+    layer = Layer(name="head", kind="linear", inputs=("input",), fw_flops=4, bw_input_flops=4, bw_weight_flops=4)
+    network = ModelGraph(name="toy", input_shape=(10,), layers=(layer,), parameters=())
+    computed: list[float] = []
+
+    def write(folder: Path, _data: Path, _network: ModelGraph, timed: list[Timed], *_: object) -> None:
+        folder.mkdir()
+        computed.append(sum(each.forward_s + each.backward_s for each in timed))
+
+    monkeypatch.setattr(llm_foundry, "write_layers", write)
+    monkeypatch.setattr(llm_foundry, "run", lambda *_: None)
+    monkeypatch.setattr(llm_foundry, "simulated", lambda *_: (2 / (1.1 * computed[-1] + 0.003), None, None))
+    found = llm_foundry.computed_s(fsdp, network, smallest, tmp_path / "sweeps", tmp_path)
+    assert 1.1 * found + 0.003 == pytest.approx(0.02, rel=0.003)
 
 
 def test_larger_products_take_less_a_token(tmp_path: Path) -> None:
