@@ -26,6 +26,7 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
+from paradl_bench.core.cache_keys import numbered
 from paradl_bench.network.kinds.autocast import as_held, widths_of
 from paradl_bench.plan.compute import backward_layers, layers_with_gradient
 from paradl_bench.plan.schedules.catalog import schedule_of
@@ -109,10 +110,9 @@ class Estimates:
         self._whole = WholeLayers(costs, self._ranks)
         # Layers that take as long on every rank, of which the first stands for all: blocks repeat theirs.
         operations = [layer.operation for layer in costs.network.layers]
-        number = {operation: at for at, operation in enumerate(dict.fromkeys(operations))}
         run = np.isin(np.arange(len(operations)), backward_layers(costs.network, layers_with_gradient(costs.network)))
-        numbers = np.array([number[operation] for operation in operations])
-        self._few, self._layer = alike(shared.places, numbers, run.astype(np.int64))
+        _, kinds = numbered(operations)
+        self._few, self._layer = alike(shared.places, np.array(kinds), run.astype(np.int64))
         self._finder = LinkFinder(space, self._groups, shared)
         self._columns = space.columns
         self._parted = np.array((space.columns.parted, space.columns.parted_apart))

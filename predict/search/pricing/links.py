@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 from collections.abc import Callable, Iterable, Sequence
 from functools import partial
 from typing import Any, NamedTuple
@@ -125,7 +124,7 @@ class LinkFinder:
         return self.zero_messages.seconds(self._sharing(number), zero, *both, of_apart=of_apart)
 
     def _sharing(self, number: int) -> Sharing:
-        return next(itertools.islice(self.sharings, number, None))
+        return list(self.sharings)[number]
 
 
 class _Asked:

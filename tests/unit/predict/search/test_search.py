@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 from pathlib import Path
 
@@ -192,6 +193,33 @@ def test_strategies_too_large_for_memory_are_excluded_from_the_answer(profile: P
     assert tight["searched"][0]["too_large"] > 0
     assert all(row["prediction"]["fits"] and row["prediction"]["memory_bytes"] <= limit for row in tight["rows"])
     assert tight["rows"][0]["prediction"]["iteration_s"] >= free["rows"][0]["prediction"]["iteration_s"]
+
+
+def test_plans_of_many_layers_are_not_among_the_leanest(profile: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """With or without a pipeline, layers times micro-batches have a limit there; others have none."""
+
+    def micro_batches(most: int) -> list[int]:
+        monkeypatch.setattr(ranking, "_LEAN_LAYERS", most * len(NETWORK.layers))
+        words = (
+            "--ranks",
+            "2",
+            "--batch",
+            "256",
+            "--recompute",
+            "none",
+            "--pareto",
+            "--top",
+            "1",
+            "--predictions",
+            "1",
+        )
+        commands = [row["predict_command"].split() for row in found(profile, *words)["rows"]]
+        given = [dict(itertools.pairwise(command)) for command in commands]
+        return [int(each.get("--accumulate") or each.get("--micro-batches") or 1) for each in given]
+
+    (predicted,) = micro_batches(0)
+    assert len({count for count in micro_batches(256) if count > 8} - {predicted}) > 1
+    assert max({*micro_batches(8)} - {predicted}) == 8
 
 
 def test_plans_whose_memory_nobody_looked_at_stay_open(profile: Path, monkeypatch: pytest.MonkeyPatch) -> None:
