@@ -14,6 +14,7 @@ pieces of such an algorithm may be ranges of a step's bytes instead.
 
 from __future__ import annotations
 
+import bisect
 import functools
 import itertools
 import math
@@ -171,9 +172,24 @@ def _over_sizes(pieces: Sequence[Piece], p: Floats, m: Floats, g: Floats) -> Flo
 
 
 def seconds_of_one(pieces: Sequence[Piece], ranks: float, message_bytes: float, ranks_per_node: float = 1) -> float:
-    """:func:`piecewise_seconds` of one message, by pieces that hold for all rank counts: the same, but for rounding."""
+    """:func:`piecewise_seconds` of one message: the same, but for rounding."""
     if message_bytes <= 0:
         return 0.0
+    counts = sorted({piece.at_ranks for piece in pieces})
+    if len(counts) == 1:
+        return _over_sizes_of_one(pieces, ranks, message_bytes, ranks_per_node)
+    # Counts beyond the measured ones take the nearest.
+    above = min(max(bisect.bisect_right(counts, ranks), 1), len(counts) - 1)
+    low, high = counts[above - 1 : above + 1]
+    lower, upper = ([piece for piece in pieces if piece.at_ranks == count] for count in (low, high))
+    if ranks <= low or ranks >= high:
+        return _over_sizes_of_one(lower if ranks <= low else upper, ranks, message_bytes, ranks_per_node)
+    start = max(_over_sizes_of_one(lower, low, message_bytes, ranks_per_node), 1e-300)
+    end = max(_over_sizes_of_one(upper, high, message_bytes, ranks_per_node), 1e-300)
+    return start * (end / start) ** float(np.log(ranks / low) / np.log(high / low))
+
+
+def _over_sizes_of_one(pieces: Sequence[Piece], ranks: float, message_bytes: float, ranks_per_node: float) -> float:
     parts = float(pieces[0].parts(ranks))
 
     def of_piece(piece: Piece, size: float) -> float:
@@ -181,15 +197,17 @@ def seconds_of_one(pieces: Sequence[Piece], ranks: float, message_bytes: float, 
         row = _coefficients_of_one(piece.algorithm, ranks, size, ranks_per_node, logarithmic_from)
         return float((row @ piece.parameters)[0])
 
-    seconds = of_piece(pieces[0], message_bytes)
-    for lower, upper in itertools.pairwise(pieces):
+    # Only the piece, or the two, that the message needs.
+    lower = pieces[0]
+    for upper in pieces[1:]:
         low, high = lower.high_bytes * parts, upper.low_bytes * parts
-        if message_bytes >= high:
-            seconds = of_piece(upper, message_bytes)
-        elif message_bytes > low:
+        if low < message_bytes < high:
             start, end = of_piece(lower, low), of_piece(upper, high)
-            seconds = start + (end - start) * (message_bytes - low) / (high - low)
-    return seconds
+            return start + (end - start) * (message_bytes - low) / (high - low)
+        if message_bytes < high:
+            break
+        lower = upper
+    return of_piece(lower, message_bytes)
 
 
 def nearest_fit(

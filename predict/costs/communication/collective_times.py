@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import bisect
 import itertools
 from collections.abc import Sequence
 from typing import NamedTuple
@@ -34,6 +33,11 @@ class CollectiveTimes(NamedTuple):
             fitted_seconds(self.pieces, ranks, message_bytes, per_node) * self.residuals.factor(ranks, message_bytes)
         )
 
+    def seconds_of_one(self, ranks: float, message_bytes: float, per_node: float) -> float:
+        """:meth:`seconds` of one message: the same, but for rounding."""
+        fitted_s = seconds_of_one(self.pieces, ranks, message_bytes, per_node)
+        return fitted_s * self.residuals.factor_of_one(ranks, message_bytes)
+
 
 def fitted_seconds(pieces: Sequence[Piece], ranks: ArrayLike, message_bytes: ArrayLike, per_node: ArrayLike) -> Floats:
     """As the profile's ``piecewise_seconds``, each message by those pieces alone that it needs."""
@@ -42,10 +46,6 @@ def fitted_seconds(pieces: Sequence[Piece], ranks: ArrayLike, message_bytes: Arr
     # Up to the end of the first piece, from there to the start of the second, up to its end, ...
     edges = [edge for low, high in itertools.pairwise(pieces) for edge in (low.high_bytes, high.low_bytes)]
     asked = [np.asarray(value, float) for value in (ranks, message_bytes, per_node)]
-    if not any(values.ndim for values in asked):
-        one_p, one_m, one_g = map(float, asked)
-        at = bisect.bisect_left(edges, one_m / float(pieces[0].parts(one_p)))
-        return np.asarray(seconds_of_one(pieces[at // 2 : at // 2 + 1 + at % 2], one_p, one_m, one_g))
     p, m, g = np.broadcast_arrays(*asked)
     regime = np.searchsorted(edges, m / pieces[0].parts(p))
     seconds = np.empty(m.shape)

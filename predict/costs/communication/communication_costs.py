@@ -131,7 +131,7 @@ class CommunicationCosts:
         stated = level.alpha_s is not None and level.beta_s_per_byte is not None
 
         def seconds_of(message_bytes: int, phi: float = sharing.factor) -> float:
-            return float(self._times_on(collective, fits, level, phi).seconds(work.ranks, message_bytes, per_node))
+            return self._times_on(collective, fits, level, phi).seconds_of_one(work.ranks, message_bytes, per_node)
 
         seconds = seconds_of(work.message_bytes)
         beyond = () if stated else beyond_remarks(work, fits)
@@ -150,7 +150,7 @@ class CommunicationCosts:
         cost = Cost(seconds, source, remarks=(*remarks, *of_others, *sharing.remarks, *beyond))
         if changed or sharing.factor != 1:
             swept = self._times_on(collective, measured_fits, measured_level, 1.0)
-            swept_s = float(swept.seconds(work.ranks, work.message_bytes, per_node))
+            swept_s = swept.seconds_of_one(work.ranks, work.message_bytes, per_node)
             links_s = seconds if sharing.factor == 1 else seconds_of(work.message_bytes, 1.0)
             cost = cost._replace(seconds=swept_s).adjusted("links", links_s).adjusted(CONTENTION, seconds)
         alone = CommunicationCost(cost, modes)
@@ -205,7 +205,7 @@ class CommunicationCosts:
             known = times_on(lookup(operations(), entry.operation, "collective"), self._fits[key[:2]], level, 1.0)
             of_node = self.cluster.ranks_per_node
             self._between[key] = between_them(
-                entry, lambda ranks, size: float(known.seconds(ranks, size, min(ranks, of_node)))
+                entry, lambda ranks, size: known.seconds_of_one(ranks, size, min(ranks, of_node))
             )
         return self._between[key]
 

@@ -55,7 +55,7 @@ class GroupCosts:
         # Blocks repeat their messages. What is known of one message by itself serves the links of any hardware.
         distinct, place = np.unique(message_bytes, return_inverse=True)
         if len(distinct) <= _BY_THEMSELVES:
-            seconds = np.array([times.seconds(ranks, size, per_node) for size in distinct.tolist()])
+            seconds = np.array([times.seconds_of_one(ranks, size, per_node) for size in distinct.tolist()])
         else:
             seconds = times.seconds(ranks, distinct[None], per_node)[0]
         return np.asarray(seconds[place].reshape(message_bytes.shape))

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import math
+
 import msgspec
 import numpy as np
 import pytest
 from profile_factory import make_network, make_profile, ring_fit, with_compute
 
-from calibrate.profile.collectives.communication_time import Piece, piecewise_seconds
+from calibrate.profile.collectives.communication_residuals import Residuals, SizeRatios
+from calibrate.profile.collectives.communication_time import Piece, piecewise_seconds, seconds_of_one
 from calibrate.profile.emulated_profile import emulated
 from calibrate.profile.profile import Profile
 from paradl_bench.core.errors import UserError
@@ -17,7 +20,7 @@ from paradl_bench.plan.strategy import parse_strategy
 from paradl_bench.plan.tasks import Collective
 from paradl_bench.records.cluster import Cluster, Level
 from paradl_bench.strategies.nesting.catalog import planner_for
-from predict.costs.communication.collective_times import fitted_seconds
+from predict.costs.communication.collective_times import CollectiveTimes, fitted_seconds
 from predict.costs.communication.communication_costs import CommunicationCost, CommunicationCosts
 from predict.costs.cost_model import CostModel, PricedPlan
 from predict.costs.sourced import Cost, Source
@@ -68,9 +71,24 @@ def test_one_message_takes_what_it_takes_among_others(algorithm: str, doubling_s
             sizes = np.array([0, 1, 4, 4096, 4097, 9999, 16384, 16385, 77777, 1 << 20, 3 << 20, 1 << 22, 1 << 29])
             sizes = np.concatenate([sizes, sizes * ranks])
             at_once = fitted_seconds(pieces, ranks, sizes, per_node)
-            alone = [float(fitted_seconds(pieces, ranks, size, per_node)) for size in sizes.tolist()]
+            alone = [seconds_of_one(pieces, ranks, size, per_node) for size in sizes.tolist()]
             np.testing.assert_allclose(alone, at_once, rtol=1e-13)
             np.testing.assert_allclose(piecewise_seconds(pieces, ranks, sizes, per_node), at_once, rtol=1e-13)
+
+
+def test_one_message_of_counts_fitted_apart_takes_the_same() -> None:
+    """At each rank count that was fitted by itself, between two of them, and beyond; residuals included."""
+    chosen = operations()["all_reduce"].algorithms["ring"]
+    pieces = tuple(
+        Piece(chosen, low, high, alpha * count, beta, 0.0, at_ranks=count)
+        for count in (2.0, 4.0, 16.0)
+        for low, high, alpha, beta in ((4, 4096, 11e-6, 3e-9), (16384, 1 << 28, 13e-6, 1e-10))
+    )
+    of_size = SizeRatios((math.log(64), math.log(1 << 20)), (0.1, -0.2)), SizeRatios((math.log(4096),), (0.3,))
+    times = CollectiveTimes(pieces, Residuals(tuple(zip((2, 8), of_size, strict=True))))
+    ranks, sizes = np.array([[1], [2], [3], [4], [8], [11], [16], [64]]), np.array([0, 1, 4096, 9999, 16384, 1 << 29])
+    alone = [[times.seconds_of_one(count, size, 1) for size in sizes.tolist()] for count in ranks[:, 0].tolist()]
+    np.testing.assert_allclose(alone, times.seconds(ranks, sizes, 1), rtol=1e-13)
 
 
 def test_one_rank_count_leaves_open_which_algorithm_goes_on() -> None:
