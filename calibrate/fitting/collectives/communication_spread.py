@@ -22,6 +22,7 @@ from calibrate.profile.collectives.communication import (
     ComparableScaling,
 )
 from calibrate.profile.collectives.communication_time import (
+    coefficients_of_one,
     communication_seconds,
     nearest_fit,
     outside,
@@ -45,9 +46,56 @@ class Asked(NamedTuple):
     ranks_per_node: int = 1
 
 
+class NearErrors(NamedTuple):
+    """What points of sizes near one tell when they are left out: mean squares of relative errors.
+
+    Attributes:
+        of_sizes: of each point, by the fit without its size. of_counts: as :meth:`MeasuredPoints.scaling_errors`.
+    """
+
+    of_sizes: float
+    of_counts: tuple[float, ...]
+
+
+class MeasuredPoints:
+    """Points that fits of one (library, operation, level) were made of; what they tell is found once."""
+
+    def __init__(self, fits: Sequence[CommunicationFit]) -> None:
+        self.fits = fits
+        self.points = [point for fit in fits for point in fit.measured]
+        self.sizes = sorted({point.message_bytes for point in self.points})
+        self.counts = {point.ranks for point in self.points} or {count for fit in fits for count in fit.ranks_range}
+        self._near: dict[tuple[int, ...], NearErrors] = {}
+
+    def near(self, message_bytes: int) -> NearErrors:
+        """Of points of sizes near one, or of the three nearest sizes."""
+        away = [abs(math.log2(max(size, 1) / max(message_bytes, 1))) for size in self.sizes]
+        nearest = sorted(range(len(away)), key=away.__getitem__)[:FEWEST_NEAR]
+        close = [at for at, distance in enumerate(away) if distance <= NEAR_DOUBLINGS]
+        sizes = tuple(self.sizes[at] for at in sorted({*close, *nearest}))
+        if sizes not in self._near:
+            points = [point for point in self.points if point.message_bytes in sizes]
+            self._near[sizes] = NearErrors(_mean_square(_size_errors(points)), tuple(self.scaling_errors(points)))
+        return self._near[sizes]
+
+    def scaling_errors(self, points: Sequence[CommunicationPoint]) -> list[float]:
+        """Of each rank count left out, the mean square by which the fit without it was off, a doubling of ranks.
+
+        What a size has by itself is taken off.
+        """
+        errors_of_counts = []
+        for count in self.counts if len(self.counts) > 1 else ():
+            at_count = [point for point in points if point.ranks == count and point.held_out_ranks_s]
+            if at_count:
+                errors = np.array([point.measured_s / (point.held_out_ranks_s or math.inf) - 1 for point in at_count])
+                excess = _mean_square(errors) - _mean_square(_size_errors(at_count))
+                errors_of_counts.append(max(excess, 0.0) / _doublings(count, self.counts - {count}) ** 2)
+        return errors_of_counts
+
+
 def error_modes(
     operation: CollectiveOperation,
-    fits: Sequence[CommunicationFit],
+    measured: MeasuredPoints,
     asked: Asked,
     seconds: float,
     *,
@@ -56,12 +104,13 @@ def error_modes(
     """What one standard deviation of each source of error adds to a predicted time; equal names move together.
 
     Args:
-        fits: of one (library, operation, level).
+        measured: of fits of one (library, operation, level).
         seconds: that they predict. contention: by which beta was multiplied.
     """
+    fits = measured.fits
     fit = nearest_fit(operation, fits, asked.ranks, asked.message_bytes)
     (piece,) = pieces_of(operation, [fit])
-    terms = [float(term) for term in piece.terms(asked.ranks, asked.message_bytes, asked.ranks_per_node)]
+    terms = piece.terms_of_one(*asked)
     # What grows with the logarithm of bytes is no time on a link, so that flows which share one do not stretch it.
     growth = terms[1] * (1.0 if fit.doubling_s else contention)
     shifts = [alpha_s * terms[0] + beta * growth for alpha_s, beta in cholesky_columns(fit.covariance)]
@@ -72,8 +121,8 @@ def error_modes(
     modes.append(("drift of communication", seconds * fit.block_relative_sd * next_block_stretch(fit.blocks)))
     # Sizes share what they have by themselves only with those nearest.
     near = format_bytes(2 ** round(math.log2(max(asked.message_bytes, 1))))
-    modes.append((f"size of {where}, {near}", seconds * size_relative_sd(fits, asked)))
-    modes.append(("communication at other ranks", ranks_sd_s(operation, fits, asked, seconds)))
+    modes.append((f"size of {where}, {near}", seconds * size_relative_sd(measured, asked)))
+    modes.append(("communication at other ranks", ranks_sd_s(operation, measured, asked, seconds)))
     return tuple((name, shift) for name, shift in modes if shift)
 
 
@@ -92,20 +141,18 @@ def other_level_mode(
     return (("level not measured", max(seconds, known) / Z90),)
 
 
-def size_relative_sd(fits: Sequence[CommunicationFit], asked: Asked) -> float:
+def size_relative_sd(measured: MeasuredPoints, asked: Asked) -> float:
     """Root mean square by which sizes near this one, left out of the fit, differed from what it said.
 
     Beyond the sizes measured it grows with the distance in doublings.
     """
-    points = _near(_points(fits), asked.message_bytes)
-    if not points:
+    if not measured.sizes:
         return 0.0
-    sizes = [point.message_bytes for fit in fits for point in fit.measured]
-    beyond = outside(asked.message_bytes, (min(sizes), max(sizes))) / math.log(2)
-    return math.sqrt(_mean_square(_size_errors(points))) * max(1.0, beyond)
+    beyond = outside(asked.message_bytes, (measured.sizes[0], measured.sizes[-1])) / math.log(2)
+    return math.sqrt(measured.near(asked.message_bytes).of_sizes) * max(1.0, beyond)
 
 
-def ranks_sd_s(operation: CollectiveOperation, fits: Sequence[CommunicationFit], asked: Asked, seconds: float) -> float:
+def ranks_sd_s(operation: CollectiveOperation, measured: MeasuredPoints, asked: Asked, seconds: float) -> float:
     """Standard deviation at a rank count that was not measured; 0 at one that was.
 
     Each rank count that was left out tells once how far the scaling is off a doubling, beyond what a size has by
@@ -115,15 +162,15 @@ def ranks_sd_s(operation: CollectiveOperation, fits: Sequence[CommunicationFit],
     sizes of a sweep err alike, so they count as one. Where no count was left out anywhere, half of how far the
     operation's algorithms come apart stands for all.
     """
-    distance = _doublings(asked.ranks, _counts(fits))
+    distance = _doublings(asked.ranks, measured.counts)
     if not distance or not seconds:
         return 0.0
-    errors = scaling_errors(fits, near_bytes=asked.message_bytes)
-    other = next((fit.comparable_scaling for fit in fits if fit.comparable_scaling), None)
+    errors = measured.near(asked.message_bytes).of_counts
+    other = next((fit.comparable_scaling for fit in measured.fits if fit.comparable_scaling), None)
     if not errors and other is None:
-        return algorithms_apart_s(operation, fits, asked)
+        return algorithms_apart_s(operation, measured.fits, asked)
     if other is None:
-        apart = algorithms_apart_s(operation, fits, asked) / seconds / distance
+        apart = algorithms_apart_s(operation, measured.fits, asked) / seconds / distance
         other = ComparableScaling(relative_sd=apart, counts=1)
     weight = 1 / (len(errors) + 1)
     variance = weight * (sum(errors) + other.relative_sd**2)
@@ -131,30 +178,13 @@ def ranks_sd_s(operation: CollectiveOperation, fits: Sequence[CommunicationFit],
     return seconds * distance * math.sqrt(variance) * student_90(freedom) / Z90
 
 
-def scaling_errors(fits: Sequence[CommunicationFit], *, near_bytes: int | None = None) -> list[float]:
-    """Of each rank count left out, the mean square by which the fit without it was off, a doubling of ranks.
-
-    What a size has by itself is taken off. Only sizes near ``near_bytes`` are looked at, where that is given.
-    """
-    counts = _counts(fits)
-    errors_of_counts = []
-    for count in counts if len(counts) > 1 else ():
-        points = [point for point in _points(fits) if point.ranks == count and point.held_out_ranks_s]
-        if near_bytes is not None:
-            points = _near(points, near_bytes)
-        if points:
-            errors = np.array([point.measured_s / (point.held_out_ranks_s or math.inf) - 1 for point in points])
-            excess = _mean_square(errors) - _mean_square(_size_errors(points))
-            errors_of_counts.append(max(excess, 0.0) / _doublings(count, counts - {count}) ** 2)
-    return errors_of_counts
-
-
 def with_comparable_scaling(fits: Sequence[CommunicationFit]) -> tuple[CommunicationFit, ...]:
     """Fits that know how far scaling over rank counts was off in the other collectives of their level.
 
     The median over the rank counts left out of them: one whose scaling fails altogether says little of the others.
     """
-    errors = {key: scaling_errors(group) for key, group in grouped(fits, lambda fit: fit.key).items()}
+    measured = {key: MeasuredPoints(group) for key, group in grouped(fits, lambda fit: fit.key).items()}
+    errors = {key: of_key.scaling_errors(of_key.points) for key, of_key in measured.items()}
     informed = []
     for fit in fits:
         others: list[float] = []
@@ -178,40 +208,25 @@ def algorithms_apart_s(operation: CollectiveOperation, fits: Sequence[Communicat
     (piece,) = pieces_of(operation, [fit])
     low, high = fit.ranks_range
     known = min(max(asked.ranks, low), high)
-    parts = piece.terms(known, asked.message_bytes, asked.ranks_per_node) * piece.parameters
+    terms = piece.terms_of_one(known, asked.message_bytes, asked.ranks_per_node)
+    parts = [term * factor for term, factor in zip(terms, piece.parameters.tolist(), strict=True)]
     if fit.doubling_s:
         # What each step adds with the logarithm of bytes grows with the number of steps.
-        parts[:2] = parts[:2].sum(), 0.0
+        parts[:2] = parts[0] + parts[1], 0.0
     seconds = []
     for algorithm in operation.algorithms.values():
         if not algorithm.hierarchical and not (algorithm.short and parts[1] > parts[0]):
-            before = algorithm.terms(known, asked.message_bytes)
-            after = algorithm.terms(asked.ranks, asked.message_bytes)
-            pairs = zip(parts[:3], before, after, strict=True)
-            seconds.append(sum(float(part * (new / old)) for part, old, new in pairs if part and old))
+            before, after = (
+                coefficients_of_one(algorithm, ranks, asked.message_bytes)[0].tolist() for ranks in (known, asked.ranks)
+            )
+            triples = zip(parts[:3], before[:3], after[:3], strict=True)
+            seconds.append(sum(part * (new / old) for part, old, new in triples if part and old))
     return (max(seconds) - min(seconds)) / 2 if seconds else 0.0
-
-
-def _points(fits: Sequence[CommunicationFit]) -> list[CommunicationPoint]:
-    return [point for fit in fits for point in fit.measured]
-
-
-def _counts(fits: Sequence[CommunicationFit]) -> set[int]:
-    return {point.ranks for point in _points(fits)} or {count for fit in fits for count in fit.ranks_range}
 
 
 def _doublings(ranks: int, counts: Iterable[int]) -> float:
     """From a rank count to the nearest of some."""
     return min(abs(math.log2(ranks / count)) for count in counts)
-
-
-def _near(points: Sequence[CommunicationPoint], message_bytes: int) -> list[CommunicationPoint]:
-    """Those of sizes near one, or of the three nearest sizes."""
-    sizes = {point.message_bytes for point in points}
-    away = {size: abs(math.log2(max(size, 1) / max(message_bytes, 1))) for size in sizes}
-    nearest = sorted(sizes, key=away.__getitem__)[:FEWEST_NEAR]
-    kept = {size for size in sizes if away[size] <= NEAR_DOUBLINGS} | set(nearest)
-    return [point for point in points if point.message_bytes in kept]
 
 
 def _size_errors(points: Sequence[CommunicationPoint]) -> Floats:

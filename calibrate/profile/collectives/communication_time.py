@@ -72,8 +72,22 @@ class Piece(NamedTuple):
 
     def terms(self, ranks: ArrayLike, message_bytes: ArrayLike, ranks_per_node: ArrayLike = 1) -> Floats:
         """(..., 5) coefficients of this piece's parameters."""
-        logarithmic_from = self.low_bytes if self.doubling_s else None
-        return coefficients(self.algorithm, ranks, message_bytes, ranks_per_node, logarithmic_from)
+        return coefficients(self.algorithm, ranks, message_bytes, ranks_per_node, self._logarithmic_from)
+
+    def terms_of_one(self, ranks: float, message_bytes: float, ranks_per_node: float = 1) -> list[float]:
+        """:meth:`terms` of one message."""
+        return self._row(ranks, message_bytes, ranks_per_node)[0].tolist()
+
+    def seconds_of_one(self, ranks: float, message_bytes: float, ranks_per_node: float = 1) -> float:
+        """:meth:`seconds` of one message."""
+        return float((self._row(ranks, message_bytes, ranks_per_node) @ self.parameters)[0])
+
+    @property
+    def _logarithmic_from(self) -> float | None:
+        return self.low_bytes if self.doubling_s else None
+
+    def _row(self, ranks: float, message_bytes: float, ranks_per_node: float) -> Floats:
+        return coefficients_of_one(self.algorithm, ranks, message_bytes, ranks_per_node, self._logarithmic_from)
 
 
 def coefficients(
@@ -97,8 +111,12 @@ def coefficients(
 
 
 @functools.lru_cache(_KEPT)
-def _coefficients_of_one(
-    algorithm: Algorithm, ranks: float, message_bytes: float, ranks_per_node: float, logarithmic_from: float | None
+def coefficients_of_one(
+    algorithm: Algorithm,
+    ranks: float,
+    message_bytes: float,
+    ranks_per_node: float = 1,
+    logarithmic_from: float | None = None,
 ) -> Floats:
     """:func:`coefficients` of one message, shape (1, 5); predictions ask for the same few, whatever their links."""
     return coefficients(algorithm, ranks, message_bytes, ranks_per_node, logarithmic_from)[None]
@@ -191,23 +209,18 @@ def seconds_of_one(pieces: Sequence[Piece], ranks: float, message_bytes: float, 
 
 def _over_sizes_of_one(pieces: Sequence[Piece], ranks: float, message_bytes: float, ranks_per_node: float) -> float:
     parts = float(pieces[0].parts(ranks))
-
-    def of_piece(piece: Piece, size: float) -> float:
-        logarithmic_from = piece.low_bytes if piece.doubling_s else None
-        row = _coefficients_of_one(piece.algorithm, ranks, size, ranks_per_node, logarithmic_from)
-        return float((row @ piece.parameters)[0])
-
     # Only the piece, or the two, that the message needs.
     lower = pieces[0]
     for upper in pieces[1:]:
         low, high = lower.high_bytes * parts, upper.low_bytes * parts
         if low < message_bytes < high:
-            start, end = of_piece(lower, low), of_piece(upper, high)
+            start = lower.seconds_of_one(ranks, low, ranks_per_node)
+            end = upper.seconds_of_one(ranks, high, ranks_per_node)
             return start + (end - start) * (message_bytes - low) / (high - low)
         if message_bytes < high:
             break
         lower = upper
-    return of_piece(lower, message_bytes)
+    return lower.seconds_of_one(ranks, message_bytes, ranks_per_node)
 
 
 def nearest_fit(

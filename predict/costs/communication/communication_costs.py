@@ -13,7 +13,7 @@ from typing import NamedTuple
 
 import msgspec
 
-from calibrate.fitting.collectives.communication_spread import Asked, error_modes, other_level_mode
+from calibrate.fitting.collectives.communication_spread import Asked, MeasuredPoints, error_modes, other_level_mode
 from calibrate.profile.collectives.communication import CommunicationFit
 from calibrate.profile.collectives.communication_residuals import SizeRatios
 from calibrate.profile.collectives.contexts import InContext
@@ -90,7 +90,7 @@ class CommunicationCosts:
         self._call_costs: dict[Hashable, CommunicationCost] = {}
         self._between: dict[tuple[str, str, tuple[int, int]], SizeRatios] = {}
         # Lists of fits are kept as long as this is, so that which list it is says which fits these are.
-        self._times, self._changed = Answers(), Answers()
+        self._times, self._changed, self._measured = Answers(), Answers(), Answers()
         self._no_fits: list[CommunicationFit] = []
         self._fits: dict[tuple[str, str], list[CommunicationFit]] = {}
         for fit in profile.communication:
@@ -140,9 +140,9 @@ class CommunicationCosts:
         source = Source.STATED if stated else Source.SCALED if beyond or changed else fitted
         modes: tuple[tuple[str, float], ...] = ()
         if not stated:
-            modes = error_modes(
-                collective, fits, Asked(work.ranks, work.message_bytes, per_node), seconds, contention=sharing.factor
-            )
+            measured = self._measured.once(id(fits), lambda: MeasuredPoints(fits))
+            asked = Asked(work.ranks, work.message_bytes, per_node)
+            modes = error_modes(collective, measured, asked, seconds, contention=sharing.factor)
             modes += other_level_mode(collective, fits, level.name, work.message_bytes, seconds)
         if sharing.factor_sd:
             shift = seconds_of(work.message_bytes, sharing.factor + sharing.factor_sd) - seconds

@@ -14,10 +14,10 @@ from calibrate.fitting.collectives.communication_curve import Point, build_curve
 from calibrate.fitting.collectives.communication_fit import fit_communication, fit_points
 from calibrate.fitting.collectives.communication_spread import (
     Asked,
+    MeasuredPoints,
     algorithms_apart_s,
     error_modes,
     other_level_mode,
-    scaling_errors,
     student_90,
     with_comparable_scaling,
 )
@@ -63,7 +63,7 @@ def sd_s(modes: tuple[tuple[str, float], ...]) -> float:
 def interval_s(fits: list[CommunicationFit], ranks: int, size: int) -> tuple[float, float]:
     asked = Asked(ranks, size)
     seconds = float(communication_seconds(ALL_REDUCE, fits, ranks, size))
-    return seconds, Z90 * sd_s(error_modes(ALL_REDUCE, fits, asked, seconds))
+    return seconds, Z90 * sd_s(error_modes(ALL_REDUCE, MeasuredPoints(fits), asked, seconds))
 
 
 def test_without_scaling_counts_are_fitted_singly_and_others_are_uncertain() -> None:
@@ -157,9 +157,9 @@ def scaled(off: float, **changes: object) -> CommunicationFit:
 
 def test_error_at_other_ranks_grows_with_distance_from_measured_counts() -> None:
     fit = scaled(0.2)
-    (error,) = scaling_errors([fit])
+    (error,) = MeasuredPoints([fit]).near(SIZES[4]).of_counts
     assert error == pytest.approx(0.04)
-    modes = [dict(error_modes(ALL_REDUCE, [fit], Asked(ranks, SIZES[0]), 1.0)) for ranks in (4, 8, 16)]
+    modes = [dict(error_modes(ALL_REDUCE, MeasuredPoints([fit]), Asked(ranks, SIZES[0]), 1.0)) for ranks in (4, 8, 16)]
     name = "communication at other ranks"
     assert name not in modes[0]
     assert 0.1 < modes[1][name] < 0.4
@@ -176,7 +176,9 @@ def test_other_collectives_of_the_level_tell_of_scaling_as_well() -> None:
     assert comparable.counts == 1
     assert found[2].comparable_scaling is None
     alone, pooled = (
-        dict(error_modes(ALL_REDUCE, [fit], Asked(8, SIZES[0]), 1.0)).get("communication at other ranks", 0.0)
+        dict(error_modes(ALL_REDUCE, MeasuredPoints([fit]), Asked(8, SIZES[0]), 1.0)).get(
+            "communication at other ranks", 0.0
+        )
         for fit in (good, found[0])
     )
     assert pooled > alone
@@ -185,7 +187,9 @@ def test_other_collectives_of_the_level_tell_of_scaling_as_well() -> None:
 def test_sizes_left_out_widen_the_interval_near_them_alone() -> None:
     measured = tuple(left_out(2, size, 0.0, 0.3 if size < SIZES[2] else 0.0) for size in SIZES)
     fit = msgspec.structs.replace(ring_fit(), measured=measured)
-    near, far = (sd_s(error_modes(ALL_REDUCE, [fit], Asked(2, size), 1.0)) for size in (SIZES[0], SIZES[-1]))
+    near, far = (
+        sd_s(error_modes(ALL_REDUCE, MeasuredPoints([fit]), Asked(2, size), 1.0)) for size in (SIZES[0], SIZES[-1])
+    )
     assert near > 0.1
     assert far == 0
 
@@ -343,5 +347,5 @@ def test_bootstrap_draws_repetitions_where_there_are_any() -> None:
 def test_no_bytes_or_one_rank_count_say_nothing_of_scaling() -> None:
     at = {"ranks": 2, "measured_s": 1e-4, "fitted_s": 1e-4, "held_out_s": 1e-4, "held_out_ranks_s": 9e-5}
     fit = ring_fit(measured=tuple(CommunicationPoint(message_bytes=size, **at) for size in (0, 1024)))
-    assert scaling_errors([fit], near_bytes=0) == []
-    assert all(seconds >= 0 for _, seconds in error_modes(ALL_REDUCE, [fit], Asked(4, 0), 1e-4))
+    assert MeasuredPoints([fit]).near(0).of_counts == ()
+    assert all(seconds >= 0 for _, seconds in error_modes(ALL_REDUCE, MeasuredPoints([fit]), Asked(4, 0), 1e-4))

@@ -9,7 +9,7 @@ from profile_factory import make_network, make_profile
 
 from calibrate.fitting.collectives.communication_curve import Point
 from calibrate.fitting.collectives.communication_fit import fit_points
-from calibrate.fitting.collectives.communication_spread import Asked, error_modes
+from calibrate.fitting.collectives.communication_spread import Asked, MeasuredPoints, error_modes
 from calibrate.profile.collectives.communication import CommunicationFit
 from calibrate.profile.collectives.communication_time import communication_seconds, nearest_fit
 from paradl_bench.plan.collectives.catalog import operations
@@ -87,7 +87,7 @@ def test_the_spread_is_that_of_the_regime_of_the_step() -> None:
     assert nearest_fit(ALL_REDUCE, FITS, 4, 1 << 22) is FITS[1]
     assert nearest_fit(ALL_REDUCE, FITS, 256, 1 << 22) is FITS[0]
     seconds = float(communication_seconds(ALL_REDUCE, FITS, 256, 1 << 22))
-    names = [name for name, _ in error_modes(ALL_REDUCE, FITS, Asked(256, 1 << 22), seconds)]
+    names = [name for name, _ in error_modes(ALL_REDUCE, MeasuredPoints(FITS), Asked(256, 1 << 22), seconds)]
     assert names[0].startswith(f"fit of all_reduce at system {FITS[0].regime}")
 
 
