@@ -20,7 +20,7 @@ from calibrate.profile.profile import ModelTime, Profile
 from paradl_bench.network.graph import ModelGraph
 from paradl_bench.plan.settings import PlanSettings
 from paradl_bench.plan.strategy import Strategy
-from paradl_bench.plan.tasks import Collective, Compute, FrameworkOverhead, Plan, WeightUpdate, Work
+from paradl_bench.plan.tasks import Collective, Compute, FrameworkOverhead, Plan, Work
 from paradl_bench.records.cluster import Cluster
 from paradl_bench.records.measurement import PhaseName
 from paradl_bench.records.slow_rank import SlowRank
@@ -105,7 +105,6 @@ class CostModel:
     _known: KnownCosts = field(init=False)
     _sums: dict[PricingContext, PricedSums] = field(init=False, default_factory=dict)
     _remainders: dict[tuple[int, int, str], float] = field(init=False, default_factory=dict)
-    _layer_of: dict[str, str] = field(init=False)
     _by_flops: CostModel | None = field(init=False, default=None)
 
     def __post_init__(self) -> None:
@@ -117,7 +116,6 @@ class CostModel:
             self.profile, self.network, dtype=self.dtype, optimizer=self.optimizer, layers_from=self.layers_from
         )
         self.plans = Plans(self.network, self.dtype, self.device_kind)
-        self._layer_of = {layer.operation: layer.name for layer in self.network.layers}
         self._place_on_hardware()
 
     def on(self, hardware: Hardware) -> CostModel:
@@ -245,19 +243,6 @@ class CostModel:
         for index, work in serial.of_kind(Compute).items():
             occurrences[work.operation, work.phase] += counts[index]
         return occurrences
-
-    def compute_seconds(self, place: PricingContext) -> tuple[dict[tuple[str, PhaseName], float], float]:
-        """Seconds of every operation and phase of the network's layers, each once, and of the whole weight update."""
-        (update,) = self._serial.of_kind(WeightUpdate).values()
-        of_update = [Priced(self._model.weight_update(*place), 1, update)]
-        (updated,) = self.device.parts((update,), of_update, (), *place)
-        of_layers = self.layer_costs(self._layer_of.values(), place)
-        seconds: dict[tuple[str, PhaseName], float] = {
-            (operation, phase): of_layers[name, phase].seconds
-            for operation, name in self._layer_of.items()
-            for phase in _PHASES
-        }
-        return seconds, updated.cost.seconds
 
     def layer_costs(self, names: Iterable[str], place: PricingContext) -> dict[tuple[str, PhaseName], Cost]:
         """What forward and backward of whole layers cost, by their names.

@@ -51,10 +51,10 @@ class Plans:
             UserError: the strategy, the network or the batch does not allow it.
         """
         key = strategy, settings
-        made = self._made.pop(key, None)
-        made = planner_for(strategy).plan(self.network, strategy, settings) if made is None else made
+        known = self._made.pop(key, None)
+        made = planner_for(strategy).plan(self.network, strategy, settings) if known is None else known
         self._made[key] = made
-        while len(self._made) > 1 and (len(self._made) > _KEPT or self._tasks > _KEPT_TASKS):
+        while known is None and len(self._made) > 1 and (len(self._made) > _KEPT or self._tasks > _KEPT_TASKS):
             self._made.pop(next(iter(self._made)), None)
         return made
 

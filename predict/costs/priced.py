@@ -8,7 +8,8 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from paradl_bench.plan.tasks import Plan, Role, Work
+from paradl_bench.plan.tasks import Compute, Plan, Role, Work
+from paradl_bench.records.measurement import PhaseName
 from predict.costs.compute.model_costs import Spread
 from predict.costs.kinds.kind_costs import PricingContext
 from predict.costs.sourced import Costs, Floats, Remark, Remarks
@@ -57,3 +58,12 @@ class PricedSums:
     groups: Sequence[Sequence[tuple[Work, Priced]]]
     spread: Spread
     remarks: tuple[Remark, ...]
+
+    def seconds_of_operations(self) -> dict[tuple[str, PhaseName], float]:
+        """Of every operation and phase that the model computes, each once."""
+        return {
+            (work.operation, work.phase): part.cost.seconds
+            for group in self.groups
+            for work, part in group
+            if isinstance(work, Compute)
+        }

@@ -32,16 +32,18 @@ def chances_of_best(timed: Sequence[Timed], layers: Sequence[Hashable]) -> Float
     """
     generator = np.random.default_rng(_SEED)
     modes = sorted({name for candidate in timed for name in candidate.bounds.moved_s})
-    of_modes = {name: generator.standard_normal(DRAWS) for name in modes}
+    of_modes = generator.standard_normal((len(modes), DRAWS))
     of_layers = {name: generator.standard_normal(DRAWS) for name in dict.fromkeys(layers)}
     unexplained = generator.random(DRAWS)
-    drawn = np.empty((len(timed), DRAWS))
+    upper, lower = np.zeros((2, len(timed), len(modes)))
+    for row, candidate in enumerate(timed):
+        for mode, ends in candidate.bounds.moved_s.items():
+            ratios = (max(end / candidate.iteration_s, _LEAST_RATIO) for end in ends)
+            upper[row, modes.index(mode)], lower[row, modes.index(mode)] = map(math.log, ratios)
+    drawn = upper @ np.maximum(of_modes, 0.0) - lower @ np.minimum(of_modes, 0.0)
     for row, candidate, name in zip(drawn, timed, layers, strict=True):
         bounds = candidate.bounds
-        row[:] = of_layers[name] * bounds.own_s / candidate.iteration_s
-        for mode, ends in bounds.moved_s.items():
-            upper, lower = (math.log(max(end / candidate.iteration_s, _LEAST_RATIO)) for end in ends)
-            row += of_modes[mode] * np.where(of_modes[mode] >= 0, upper, -lower)
+        row += of_layers[name] * bounds.own_s / candidate.iteration_s
         missing = min(0.0, *bounds.unexplained_s, 0.0) + max(0.0, *bounds.unexplained_s, 0.0)
         row[:] = candidate.iteration_s * np.exp(row / Z90)
         row *= np.maximum(1 + unexplained * missing / candidate.iteration_s, _LEAST_RATIO)

@@ -126,7 +126,7 @@ def workload_of(costs: CostModel, point: Configuration, priced: PricedPlan) -> P
         spread=priced.spread,
         remarks=priced.remarks,
         memory=lambda: _memory(costs, point, priced),
-        limits=tuple(map(str, planner_for(point.strategy).limits(costs.network, point.settings))),
+        limits=_limits(costs, point, plan),
         time=lambda *shifted: max(
             (simulation.timing(*shifted) for simulation in phases), key=lambda timing: timing.iteration_s
         ),
@@ -135,6 +135,13 @@ def workload_of(costs: CostModel, point: Configuration, priced: PricedPlan) -> P
         straggler=by_phase[slowest].straggler(of_works.seconds),
         overlap_is_unmeasured=costs.overlap_is_unmeasured,
     )
+
+
+def _limits(costs: CostModel, point: Configuration, plan: Plan) -> tuple[str, ...]:
+    def find() -> tuple[str, ...]:
+        return tuple(map(str, planner_for(point.strategy).limits(costs.network, point.settings)))
+
+    return plan.found.once("limits", find)
 
 
 def _memory(costs: CostModel, point: Configuration, priced: PricedPlan) -> EstimatedMemory:
@@ -156,7 +163,7 @@ def _pipelined(plan: Plan, priced: PricedPlan, costs: CostModel, point: Configur
         spread=priced.spread,
         remarks=priced.remarks,
         memory=lambda: _memory(costs, point, priced),
-        limits=tuple(map(str, planner_for(point.strategy).limits(costs.network, point.settings))),
+        limits=_limits(costs, point, plan),
         time=simulation.timing,
         iteration_s=simulation.iteration_s,
         ledger=lambda: simulated_ledger(priced, costs.slow_rank),

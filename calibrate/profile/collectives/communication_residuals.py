@@ -34,6 +34,17 @@ class SizeRatios(NamedTuple):
         log_bytes = np.log(np.maximum(np.asarray(message_bytes, float), 1.0))
         return np.interp(log_bytes, self.log_bytes, self.log_ratios) if self.log_bytes else np.zeros(log_bytes.shape)
 
+    def log_ratio_of_one(self, message_bytes: float) -> float:
+        """:meth:`log_ratio` of one size, to the last bit as numpy has it."""
+        if not self.log_bytes:
+            return 0.0
+        log_bytes = float(np.log(max(message_bytes, 1.0)))
+        after = bisect.bisect_right(self.log_bytes, log_bytes)
+        if after in (0, len(self.log_bytes)):
+            return self.log_ratios[max(after - 1, 0)]
+        (low, high), (at_low, at_high) = self.log_bytes[after - 1 : after + 1], self.log_ratios[after - 1 : after + 1]
+        return (at_high - at_low) / (high - low) * (log_bytes - low) + at_low
+
 
 class Residuals(NamedTuple):
     """What measured times are of fitted ones.
@@ -52,11 +63,11 @@ class Residuals(NamedTuple):
         above = bisect.bisect_left(known, ranks)
         high, at_high = self.counts[above]
         if ranks == high:
-            return float(np.exp(at_high.log_ratio(message_bytes)))
+            return float(np.exp(at_high.log_ratio_of_one(message_bytes)))
         low, at_low = self.counts[above - 1]
         share = float(np.log(ranks / low)) / math.log(high / low)
-        log_ratio = (1 - share) * at_low.log_ratio(message_bytes) + share * at_high.log_ratio(message_bytes)
-        return float(np.exp(log_ratio))
+        log_ratios = at_low.log_ratio_of_one(message_bytes), at_high.log_ratio_of_one(message_bytes)
+        return float(np.exp((1 - share) * log_ratios[0] + share * log_ratios[1]))
 
     def factor(self, ranks: ArrayLike, message_bytes: ArrayLike) -> Floats:
         """What to multiply fitted seconds by, broadcast: 1 beyond the rank counts measured.

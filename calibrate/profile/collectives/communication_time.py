@@ -208,7 +208,7 @@ def seconds_of_one(pieces: Sequence[Piece], ranks: float, message_bytes: float, 
 
 
 def _over_sizes_of_one(pieces: Sequence[Piece], ranks: float, message_bytes: float, ranks_per_node: float) -> float:
-    parts = float(pieces[0].parts(ranks))
+    parts = float(pieces[0].parts(ranks)) if pieces[0].of_step else 1.0
     # Only the piece, or the two, that the message needs.
     lower = pieces[0]
     for upper in pieces[1:]:

@@ -198,27 +198,28 @@ def _gaps(
     occurrences = np.zeros(len(plan.works))
     for role, stretches in zip(plan.roles, of_roles, strict=True):
         occurrences += role.multiplicity * stretches.occurrences
-    gaps_of_ends = []
-    for times in ends:
-        gaps = _Gaps(occurrences, np.zeros(len(plan.works)), all_s)
-        of_end_s, alike = times * host_s, Answers()
-        for role, stretches in zip(plan.roles, of_roles, strict=True):
-            waits_s = alike.once(role.arrays, functools.partial(_waits_s, stretches, device_s, of_end_s))
-            _add_waits(role.multiplicity, stretches, waits_s, gaps.waits_s)
-        gaps_of_ends.append(gaps)
+    alike = Answers()
+    gaps_of_ends = [_Gaps(occurrences, np.zeros(len(plan.works)), all_s) for _ in ends]
+    for role, stretches in zip(plan.roles, of_roles, strict=True):
+        waits_s = alike.once(role.arrays, functools.partial(_waits_s, stretches, device_s, host_s, ends))
+        for gaps, of_end_s in zip(gaps_of_ends, waits_s, strict=True):
+            _add_waits(role.multiplicity, stretches, of_end_s, gaps.waits_s)
     return gaps_of_ends
 
 
-def _waits_s(stretches: _Stretches, device_s: Floats, host_s: Floats) -> list[float]:
-    """Seconds that each of the distinct stretches waits, all times together."""
-    known = [_stretch(device_s[works], host_s[works]) for works in stretches.distinct]
-    waits_s, dispatched_s, done_s = [0.0] * len(known), 0.0, 0.0
-    for which in stretches.order:
-        stretch = known[which]
-        end_s = max(done_s + stretch.device_s, dispatched_s + stretch.from_first_dispatch_s)
-        waits_s[which] += max(end_s - done_s - stretch.device_s, 0.0)
-        dispatched_s, done_s = dispatched_s + stretch.host_s, end_s
-    return waits_s
+def _waits_s(stretches: _Stretches, device_s: Floats, host_s: Floats, ends: Sequence[float]) -> list[list[float]]:
+    """Seconds that each of the distinct stretches waits, all times together; for dispatch so many times as long."""
+    known = [_stretch(device_s[works], host_s[works], ends) for works in stretches.distinct]
+    waits_of_ends = []
+    for end in range(len(ends)):
+        waits_s, dispatched_s, done_s = [0.0] * len(known), 0.0, 0.0
+        for which in stretches.order:
+            stretch = known[which]
+            end_s = max(done_s + stretch.device_s, dispatched_s + stretch.from_first_dispatch_s[end])
+            waits_s[which] += max(end_s - done_s - stretch.device_s, 0.0)
+            dispatched_s, done_s = dispatched_s + stretch.host_s[end], end_s
+        waits_of_ends.append(waits_s)
+    return waits_of_ends
 
 
 def _add_waits(ranks: int, stretches: _Stretches, waits_s: Sequence[float], of_works_s: Floats) -> None:
@@ -260,16 +261,20 @@ def _stretches(role: Role, counts: Bools, is_overhead: Bools) -> _Stretches:
 
 
 class _Stretch(NamedTuple):
-    """Seconds of a stretch: of its device and host alone, and to its end where only the host holds the device up."""
+    """Seconds of a stretch: of its device alone; of its host alone; and to its end where only the host holds it up.
+
+    The latter two by how long dispatch takes.
+    """
 
     device_s: float
-    host_s: float
-    from_first_dispatch_s: float
+    host_s: list[float]
+    from_first_dispatch_s: list[float]
 
 
-def _stretch(device_s: Floats, host_s: Floats) -> _Stretch:
+def _stretch(device_s: Floats, host_s: Floats, ends: Sequence[float]) -> _Stretch:
     """Of operations in their order."""
-    dispatched_s, left_s = np.cumsum(host_s), np.cumsum(device_s[::-1])[::-1]
-    waits = host_s > 0
-    held_s = float(np.max((dispatched_s + left_s)[waits])) if waits.any() else 0.0
-    return _Stretch(float(device_s.sum()), float(host_s.sum()), held_s)
+    of_ends_s = np.multiply.outer(ends, host_s)
+    dispatched_s, left_s = np.cumsum(of_ends_s, axis=1), np.cumsum(device_s[::-1])[::-1]
+    waits = of_ends_s > 0
+    held_s = np.max(np.where(waits, dispatched_s + left_s, 0.0), axis=1, initial=0.0)
+    return _Stretch(float(device_s.sum()), of_ends_s.sum(axis=1).tolist(), held_s.tolist())

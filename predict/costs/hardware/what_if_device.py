@@ -141,14 +141,18 @@ class OtherDevice:
             context = DemandContext(self._profile, self._roofline, self._dtype, local_batch, ranks_on_host)
             remark, known = _by_roofline(before, after, self._named), Answers()
             for index, (work, part) in enumerate(zip(works, priced, strict=True)):
-                demand = self._demand_of(work, context)
-                if demand is not None:
-                    # Blocks repeat their works, and one part stands for all of them.
-                    find = partial(_on_other, part, demand, before, after, remark)
-                    parts[index] = known.once((id(part), demand), find)
+                # Blocks repeat their works, and one part stands for all of them.
+                find = partial(self._on_other, work, part, context, before, after, remark)
+                parts[index] = known.once(id(part), find)
         if self._time_factor is None:
             return parts
         return [_as_it_stands(work, part, self._time_factor) for work, part in zip(works, parts, strict=True)]
+
+    def _on_other(
+        self, work: Work, part: Priced, context: DemandContext, before: Rates, after: Rates, remark: Remark
+    ) -> Priced:
+        demand = self._demand_of(work, context)
+        return part if demand is None else _on_other(part, demand, before, after, remark)
 
     def peak(self, ranks_on_host: int) -> Peak:
         """FLOP/s that a rank can reach: stated of the device, else as doctor measured with so many ranks on the host.

@@ -11,7 +11,7 @@ from predict.costs.communication.collective_times import CollectiveTimes
 from predict.costs.communication.communication_costs import CommunicationCosts
 from predict.costs.sourced import Floats, Ints
 
-_BY_THEMSELVES = 8
+_BY_THEMSELVES = 64
 """Messages at most that are priced one by one: arrays take longer for few."""
 
 

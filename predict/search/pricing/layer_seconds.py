@@ -32,9 +32,9 @@ class LayerSeconds(NamedTuple):
 
 def layer_seconds(costs: CostModel, place: PricingContext) -> LayerSeconds:
     """As they are on a rank that runs layers whole; time between operations is shared out evenly over a phase's."""
-    of_operations, _ = costs.compute_seconds(place)
-    *_, between_fw, between_bw, update = costs.sums(place).costs.seconds.tolist()
-    layers = costs.network.layers
+    sums, layers = costs.sums(place), costs.network.layers
+    *_, between_fw, between_bw, update = sums.costs.seconds.tolist()
+    of_operations = sums.seconds_of_operations()
     forward = np.array([of_operations[layer.operation, "FW"] for layer in layers]) + between_fw / len(layers)
     backward = np.zeros(len(layers))
     run = list(backward_layers(costs.network, layers_with_gradient(costs.network)))

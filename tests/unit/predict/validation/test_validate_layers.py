@@ -154,9 +154,10 @@ def profile_of(folder: Path, *, seconds: Any = linear_seconds, fitted_on: int | 
 
 def stage_sums(model: CostModel, batch: int = 8) -> dict[str, float]:
     """Seconds of the serial model by stage."""
-    layers, update = model.compute_seconds(PricingContext(batch, 1))
+    sums = model.sums(PricingContext(batch, 1))
+    layers = sums.seconds_of_operations()
     per_layer = {phase: sum(layers[each.operation, phase] for each in CHAIN.layers) for phase in STAGES}  # type: ignore[index]
-    return {**per_layer, "WU": update}
+    return {**per_layer, "WU": float(sums.costs.seconds[-1])}
 
 
 def test_regressed_takes_none_of_wrong_measured_times(tmp_path: Path) -> None:
