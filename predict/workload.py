@@ -7,9 +7,12 @@ interval then asks for its time under costs that are shifted by each mode of err
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import NamedTuple
 
+import numpy as np
+
+from paradl_bench.core.cache_keys import Answers
 from paradl_bench.core.registry import discover, named
 from paradl_bench.plan.axes.kind import Trait
 from paradl_bench.plan.mesh import check_batch, degree_of
@@ -85,7 +88,8 @@ class PreparedEvaluation:
 
     Attributes:
         time: from (seconds, compute slow-down, communication slow-down), each per part of ``costs``.
-        iteration_s: the same, for the whole iteration alone; the interval asks for it many times.
+        iteration_s: the same, for the whole iteration alone. takes_rows: whether it evaluates costs of shape (rows,
+            parts) at once too, the slow-downs of one row being those of all.
         ledger: what every second is made of, role by role. memory: of the rank that needs most. Both take longer than
             the time does, and are asked for where they are shown.
         straggler: how much longer the slowest rank computes than a median one.
@@ -98,14 +102,26 @@ class PreparedEvaluation:
     memory: Callable[[], EstimatedMemory]
     limits: tuple[str, ...]
     time: Callable[[Floats, Floats, Floats], Timing]
-    iteration_s: Callable[[Floats, Floats, Floats], float]
+    iteration_s: Callable[[Floats, Floats, Floats], float | Floats]
     ledger: Callable[[], tuple[RoleLedger, ...]]
     straggler: float = 1.0
     overlap_is_unmeasured: bool = False
+    takes_rows: bool = False
+    found: Answers = field(init=False, default_factory=Answers, compare=False, repr=False)
+
+    def iterations_s(self, seconds: Floats, compute_slowdown: Floats, communication_slowdown: Floats) -> Floats:
+        """The iteration under each row of seconds (rows, parts) and slow-downs, one row of which is for all."""
+        if self.takes_rows:
+            return np.asarray(self.iteration_s(seconds, compute_slowdown, communication_slowdown))
+        rows = zip(*np.broadcast_arrays(seconds, compute_slowdown, communication_slowdown), strict=True)
+        return np.array([self.iteration_s(*row) for row in rows])
 
     def timing(self) -> Timing:
         """The time under the costs as they are."""
-        return self.time(self.costs.seconds, self.costs.compute_slowdown, self.costs.communication_slowdown)
+        costs = self.costs
+        return self.found.once(
+            "timing", lambda: self.time(costs.seconds, costs.compute_slowdown, costs.communication_slowdown)
+        )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

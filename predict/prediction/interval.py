@@ -10,13 +10,14 @@ import os
 import time
 from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from itertools import chain
 from typing import NamedTuple
 
 import numpy as np
 
 from paradl_bench.core.errors import UserError
 from paradl_bench.core.statistics import Z90
-from predict.costs.sourced import CorrelatedError, Costs
+from predict.costs.sourced import CorrelatedError, Floats
 from predict.workload import PreparedEvaluation
 
 WORST_OVERLAP = 0.95
@@ -62,11 +63,12 @@ def interval(workload: PreparedEvaluation) -> Interval:
         UserError: the profile's parts explain nothing of its iterations.
     """
     costs = workload.costs
-    begun = time.perf_counter()
     point = workload.timing().iteration_s
+    begun = time.perf_counter()
+    alone_s = _without_communication(workload)
     takes_s = time.perf_counter() - begun
     independent_s = Z90 * costs.independent_total_sd_s * workload.straggler
-    moved = _moved(workload, beside=takes_s > _WORTH_THREADS_S)
+    moved = _moved(workload, takes_s)
     if workload.overlap_is_unmeasured:
         moved[UNMEASURED_OVERLAP] = _unmeasured_overlap(workload)
     ups = {name: max(0.0, *(end - point for end in ends)) for name, ends in moved.items()}
@@ -77,43 +79,50 @@ def interval(workload: PreparedEvaluation) -> Interval:
         **{name: max(up, downs[name]) for name, up in ups.items()},
         "remainder of closure": max((abs(value) for value in unexplained), default=0.0),
     }
-    low = point - math.hypot(independent_s, _lost(workload, point, downs)) + min(0.0, *unexplained)
+    low = point - math.hypot(independent_s, _lost(workload, point - alone_s, downs)) + min(0.0, *unexplained)
     high = point + math.hypot(independent_s, *ups.values()) + max(0.0, *unexplained)
     spread = {name: value for name, value in spread.items() if value}
     return Interval(max(low, 0.0), high, spread, moved, independent_s, tuple(unexplained))
 
 
-def _moved(workload: PreparedEvaluation, *, beside: bool) -> dict[str, tuple[float, float]]:
-    """The iteration with each mode at both ends of its interval; ``beside``: several evaluated at a time."""
+def _moved(workload: PreparedEvaluation, takes_s: float) -> dict[str, tuple[float, float]]:
+    """The iteration with each mode at both ends of its interval, of a workload that takes so long to evaluate."""
+    modes = workload.costs.modes
+    shifts = [(mode, by) for mode in modes for by in (Z90, -Z90)]
+    # Evaluated at once, they share what a call takes; arrays of very many would lie beyond the processor's caches.
+    at_once = max(1, int(_WORTH_THREADS_S / takes_s)) if takes_s else len(shifts)
+    parts = [shifts[start : start + at_once] for start in range(0, len(shifts), at_once)]
+
+    def shifted(part: Sequence[tuple[CorrelatedError, float]]) -> list[float]:
+        return _shifted(workload, part)
+
+    if takes_s <= _WORTH_THREADS_S:
+        ends = list(chain.from_iterable(map(shifted, parts)))
+    else:
+        with ThreadPoolExecutor(min(len(os.sched_getaffinity(0)), _MOST_THREADS)) as threads:
+            ends = list(chain.from_iterable(threads.map(shifted, parts)))
+    return dict(zip((mode.name for mode in modes), zip(ends[::2], ends[1::2], strict=True), strict=True))
+
+
+def _without_communication(workload: PreparedEvaluation) -> float:
+    """Seconds of the iteration in which no communication takes any."""
     costs = workload.costs
-
-    def ends(mode: CorrelatedError) -> tuple[float, float]:
-        return _shifted(workload, costs, mode, Z90), _shifted(workload, costs, mode, -Z90)
-
-    names = [mode.name for mode in costs.modes]
-    if not beside:
-        return dict(zip(names, map(ends, costs.modes), strict=True))
-    with ThreadPoolExecutor(min(len(os.sched_getaffinity(0)), _MOST_THREADS)) as threads:
-        return dict(zip(names, threads.map(ends, costs.modes), strict=True))
+    seconds = np.where(costs.is_communication, 0.0, costs.seconds)
+    return float(workload.iteration_s(seconds, costs.compute_slowdown, costs.communication_slowdown))
 
 
-def _lost(workload: PreparedEvaluation, point: float, downs: Mapping[str, float]) -> float:
+def _lost(workload: PreparedEvaluation, communication_s: float, downs: Mapping[str, float]) -> float:
     """How much shorter all modes together make the iteration, in quadrature of what each does by itself (``downs``).
 
-    Errors of communication save no more than communication takes: without any, compute is left. One of them stops there
-    by itself, since no seconds are below none; several in quadrature would not.
+    Errors of communication save no more than it adds to the iteration (``communication_s``): without any, compute is
+    left. One of them stops there by itself, since no seconds are below none; several in quadrature would not.
     """
     costs = workload.costs
     computes = ~costs.is_communication
     of_compute = [mode.name for mode in costs.modes if np.any(mode.seconds[computes])]
     compute = math.hypot(*(downs[name] for name in of_compute))
     communication = math.hypot(*(down for name, down in downs.items() if name not in of_compute))
-    if not communication:
-        return compute
-    alone_s = workload.iteration_s(
-        np.where(computes, costs.seconds, 0.0), costs.compute_slowdown, costs.communication_slowdown
-    )
-    return math.hypot(compute, min(communication, max(0.0, point - alone_s)))
+    return math.hypot(compute, min(communication, max(0.0, communication_s)))
 
 
 def _unmeasured_overlap(workload: PreparedEvaluation) -> tuple[float, float]:
@@ -125,21 +134,33 @@ def _unmeasured_overlap(workload: PreparedEvaluation) -> tuple[float, float]:
     if free.stage is not None:
         # Stages wait for what others lose: one stage's own is not all. Compute that stands still beside is in turn.
         stopped = np.where(costs.is_communication & (costs.seconds > 0), _STANDS_STILL, 1.0)
-        in_turn_s = workload.iteration_s(costs.seconds, stopped, costs.communication_slowdown)
+        in_turn_s = float(workload.iteration_s(costs.seconds, stopped, costs.communication_slowdown))
         hidden_s = max(hidden_s, in_turn_s - free.iteration_s)
     return free.iteration_s + WORST_OVERLAP * hidden_s, free.iteration_s
 
 
-def _shifted(workload: PreparedEvaluation, costs: Costs, mode: CorrelatedError, by: float) -> float:
-    shifted = (
-        np.maximum(costs.seconds + by * mode.seconds, 0.0),
-        np.maximum(costs.compute_slowdown + by * mode.compute_slowdown, 1.0),
-        np.maximum(costs.communication_slowdown + by * mode.communication_slowdown, 1.0),
-    )
-    # None is below nothing, and a sum with one that is not finite is not: these are many small arrays.
-    if not all(math.isfinite(values.sum()) for values in shifted):
-        raise UserError(f"the error of {mode.name} in the profile is too large for a prediction; measure it again")
-    return workload.iteration_s(*shifted)
+def _shifted(workload: PreparedEvaluation, shifts: Sequence[tuple[CorrelatedError, float]]) -> list[float]:
+    """The iteration with each of some modes shifted by so many standard deviations, all evaluated at once."""
+    costs, by = workload.costs, np.array([[by] for _, by in shifts])
+
+    def rows(values: Floats, errors: Sequence[Floats], least: float) -> Floats:
+        return np.asarray(np.maximum(values + by * np.array(errors), least))
+
+    seconds = rows(costs.seconds, [mode.seconds for mode, _ in shifts], 0.0)
+    slowdowns = [
+        # Few errors move these: one row is for all where none does.
+        rows(values, errors, 1.0) if np.any(errors) else np.maximum(values, 1.0)
+        for values, errors in (
+            (costs.compute_slowdown, [mode.compute_slowdown for mode, _ in shifts]),
+            (costs.communication_slowdown, [mode.communication_slowdown for mode, _ in shifts]),
+        )
+    ]
+    # None is below nothing, and a sum with one that is not finite is not.
+    sums = sum((values.sum(axis=-1) for values in slowdowns), start=seconds.sum(axis=-1))
+    for number in np.flatnonzero(~np.isfinite(sums)).tolist():
+        name = shifts[number][0].name
+        raise UserError(f"the error of {name} in the profile is too large for a prediction; measure it again")
+    return list(map(float, workload.iterations_s(seconds, *slowdowns)))
 
 
 def _unexplained_s(remainder: float, workload: PreparedEvaluation) -> float:

@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 from paradl_bench.plan.strategy import Strategy
 from paradl_bench.plan.tasks import Phase, Plan
 from paradl_bench.strategies.frameworks.presets import PRESETS
-from paradl_bench.strategies.passes.input_tasks import INPUT_PHASES, readers_on_host
+from paradl_bench.strategies.passes.input_tasks import readers_on_host
 from predict.costs.cost_model import CostModel
 from predict.costs.input.input_closed_form import InputWait
 from predict.costs.input.input_terms import HostBatch, InputTerms, input_terms, refuse_unknown
@@ -66,9 +66,14 @@ def ranks_on_host(costs: CostModel, point: Configuration) -> int:
     return costs.place(point.strategy, point.local_batch).ranks_on_host
 
 
-def waits_for_input(line: Timeline, phase: NDArray[np.integer], reads: NDArray[np.bool_]) -> tuple[float, InputWait]:
-    """When computing begins, and what an iteration waits for input before that and at the end; ``reads`` per task."""
-    fetching = np.isin(phase, INPUT_PHASES)
+def waits_for_input(
+    line: Timeline, phase: NDArray[np.integer], fetching: NDArray[np.bool_], reads: NDArray[np.bool_]
+) -> tuple[float, InputWait]:
+    """When computing begins, and what an iteration waits for input before that and at the end.
+
+    Args:
+        fetching: per task, whether it is of the input. reads: whether it is on a rank that reads it.
+    """
     if not fetching.any():
         return 0.0, InputWait(0.0, 0.0)
     begin_s, end_s = float(line.start_s[~fetching & reads].min()), float(line.end_s[~fetching].max())

@@ -11,12 +11,13 @@ What is waited for input lies before the first and behind the last of these (:fu
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
+from paradl_bench.core.cache_keys import Answers
 from paradl_bench.plan.tasks import Ints, Phase
 from paradl_bench.strategies.passes.input_tasks import INPUT_PHASES
 from predict.costs.sourced import Floats
@@ -33,17 +34,37 @@ class PhasedTasks:
     Attributes:
         computes: whether it is on the stream that computes. names: of communication for layers, as in breakdowns; else
             empty. stage: along a pipeline; 0 for all without one.
+        found: what timelines of these tasks are all asked for.
     """
 
     phase: Ints
     computes: NDArray[np.bool_]
     names: tuple[str, ...]
     stage: NDArray[np.integer]
+    found: Answers = field(init=False, default_factory=Answers, compare=False, repr=False)
 
     @property
     def in_turn(self) -> NDArray[np.integer]:
         """Tasks that compute forward or backward, in order."""
-        return np.flatnonzero(self.computes & np.isin(self.phase, (Phase.FW, Phase.BW)))
+        return self.found.once(
+            "in turn", lambda: np.flatnonzero(self.computes & ((self.phase == Phase.FW) | (self.phase == Phase.BW)))
+        )
+
+    @property
+    def fetches(self) -> NDArray[np.bool_]:
+        """Per task, whether it is of the input."""
+        return self.found.once("fetches", lambda: np.isin(self.phase, INPUT_PHASES))
+
+    def messages(self, phase: Phase, stage: int) -> dict[str, list[int]]:
+        """A stage's tasks of communication for layers in a phase, by name."""
+        return self.found.once((phase, stage), lambda: self._messages(phase, stage))
+
+    def _messages(self, phase: Phase, stage: int) -> dict[str, list[int]]:
+        by_name: dict[str, list[int]] = {}
+        for task in np.flatnonzero((self.stage == stage) & ~self.computes & (self.phase == phase)).tolist():
+            if self.names[task]:
+                by_name.setdefault(self.names[task], []).append(task)
+        return by_name
 
 
 class PhaseEnds(NamedTuple):
@@ -55,15 +76,16 @@ class PhaseEnds(NamedTuple):
 
 def phase_ends(phase: Ints, computes: NDArray[np.bool_], end_s: Floats, begin_s: float = 0.0) -> PhaseEnds:
     """Ends of phases that follow each other, of tasks on one rank, the first of which begins at ``begin_s``."""
-    turns = end_s[computes & np.isin(phase, (Phase.FW, Phase.BW))]
+    turns = end_s[computes & ((phase == Phase.FW) | (phase == Phase.BW))]
     computed_s = float(turns.max(initial=begin_s))
     return PhaseEnds(computed_s, max(computed_s, float(end_s[phase == Phase.GE].max(initial=0.0))))
 
 
 def timing_in_turn(line: Timeline, tasks: PhasedTasks) -> Timing:
     """Phases of a rank that waits for no other stage."""
-    begin_s, waiting = waits_for_input(line, tasks.phase, np.ones(len(line.end_s), bool))
-    in_turn, every = tasks.in_turn, np.ones(len(line.end_s), bool)
+    every = np.ones(len(line.end_s), bool)
+    begin_s, waiting = waits_for_input(line, tasks.phase, tasks.fetches, every)
+    in_turn = tasks.in_turn
     spans = np.diff(line.end_s[in_turn], prepend=begin_s)
     ends = phase_ends(tasks.phase, tasks.computes, line.end_s, begin_s)
     forward = float(spans[tasks.phase[in_turn] == Phase.FW].sum())
@@ -75,23 +97,25 @@ def timing_in_turn(line: Timeline, tasks: PhasedTasks) -> Timing:
         **waiting._asdict(),
         exposed_communication_s=line.exposed_communication_s,
         overlap_s=line.overlap_s,
-        fw_of_layers_s=_waits_for_layers(line, tasks, every, Phase.FW),
-        bw_of_layers_s=_waits_for_layers(line, tasks, every, Phase.BW),
+        fw_of_layers_s=exposed_seconds(line, tasks.computes, tasks.messages(Phase.FW, 0)),
+        bw_of_layers_s=exposed_seconds(line, tasks.computes, tasks.messages(Phase.BW, 0)),
     )
 
 
 def timing_of_stages(line: Timeline, tasks: PhasedTasks) -> Timing:
     """Phases of the stage that ends last; the first stage reads what is fetched."""
-    _, waiting = waits_for_input(line, tasks.phase, tasks.stage == 0)
-    fetches = np.isin(tasks.phase, INPUT_PHASES)
-    stage = int(tasks.stage[int(np.argmax(np.where(fetches, 0.0, line.end_s)))])
+    _, waiting = waits_for_input(line, tasks.phase, tasks.fetches, tasks.stage == 0)
+    stage = int(tasks.stage[int(np.argmax(np.where(tasks.fetches, 0.0, line.end_s)))])
     of_stage = tasks.stage == stage
     busy = line.end_s - line.start_s
 
     def computed(phase: Phase) -> float:
         return float(busy[of_stage & tasks.computes & (tasks.phase == phase)].sum())
 
-    waited = {phase: _waits_for_layers(line, tasks, of_stage, phase) for phase in (Phase.FW, Phase.BW)}
+    waited = {
+        phase: exposed_seconds(line, of_stage & tasks.computes, tasks.messages(phase, stage))
+        for phase in (Phase.FW, Phase.BW)
+    }
     forward, backward = (computed(phase) + sum(waited[phase].values()) for phase in (Phase.FW, Phase.BW))
     update = computed(Phase.WU)
     exchange = _exposed_exchange(line, tasks, of_stage) + computed(Phase.GE)
@@ -119,14 +143,3 @@ def _exposed_exchange(line: Timeline, tasks: PhasedTasks, of_stage: NDArray[np.b
     after = line.end_s[exchanging].max()
     copying = of_stage & tasks.computes & (tasks.phase == Phase.GE) & (line.start_s >= last) & (line.end_s <= after)
     return max(0.0, float(after - last - (line.end_s - line.start_s)[copying].sum()))
-
-
-def _waits_for_layers(
-    line: Timeline, tasks: PhasedTasks, of_stage: NDArray[np.bool_], phase: Phase
-) -> dict[str, float]:
-    """Seconds of communication for layers while the rank's compute is not active, by name."""
-    tasks_by_name: dict[str, list[int]] = {}
-    for task in np.flatnonzero(of_stage & ~tasks.computes & (tasks.phase == phase)).tolist():
-        if tasks.names[task]:
-            tasks_by_name.setdefault(tasks.names[task], []).append(task)
-    return exposed_seconds(line, of_stage & tasks.computes, tasks_by_name)

@@ -130,10 +130,11 @@ def workload_of(costs: CostModel, point: Configuration, priced: PricedPlan) -> P
         time=lambda *shifted: max(
             (simulation.timing(*shifted) for simulation in phases), key=lambda timing: timing.iteration_s
         ),
-        iteration_s=lambda *shifted: max(simulation.run(*shifted).iteration_s for simulation in whole),
+        iteration_s=lambda *shifted: np.max([simulation.iteration_s(*shifted) for simulation in whole], axis=0),
         ledger=lambda: simulated_ledger(priced, costs.slow_rank),
         straggler=by_phase[slowest].straggler(of_works.seconds),
         overlap_is_unmeasured=costs.overlap_is_unmeasured,
+        takes_rows=True,
     )
 
 
@@ -169,4 +170,5 @@ def _pipelined(plan: Plan, priced: PricedPlan, costs: CostModel, point: Configur
         ledger=lambda: simulated_ledger(priced, costs.slow_rank),
         straggler=priced.straggler,
         overlap_is_unmeasured=costs.overlap_is_unmeasured,
+        takes_rows=True,
     )

@@ -2,17 +2,25 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
 import numpy as np
 
-from paradl_bench.plan.tasks import Plan, Role, Stream
+from paradl_bench.plan.tasks import Plan, Role, Sort, Stream
 from predict.costs.priced import PricedPlan
 from predict.costs.sourced import Floats
 from predict.simulation.phases import PhasedTasks, timing_in_turn
 from predict.simulation.role_meetings import meetings
 from predict.simulation.role_straggler import RoleStraggler
-from predict.simulation.simulator import Timeline, coalesce, merge_graphs, simulate, task_graph
+from predict.simulation.simulator import (
+    SegmentSums,
+    Timeline,
+    coalesce,
+    iteration_seconds,
+    merge_graphs,
+    simulate,
+    task_graph,
+)
 from predict.workload import Timing
 
 
@@ -27,6 +35,7 @@ class RoleSimulation:
             lambda: coalesce(role, across_phases=across_phases, blocking=priced.blocking_tasks(role)),
         )
         self.graph, self.segment = self._coalesced.graph, self._coalesced.segment
+        self._sums = priced.plan.found.once(("sums", id(role), *self.found_by), lambda: self._sums_of(priced, role))
         self._late = late
         self._work = role.work
         self._computes = role.stream == Stream.COMPUTE
@@ -38,6 +47,11 @@ class RoleSimulation:
             names=tuple(map(names.__getitem__, self._segment_work.tolist())),
             stage=np.zeros(len(self._segment_work), np.int32),
         )
+
+    def _sums_of(self, priced: PricedPlan, role: Role) -> SegmentSums:
+        # Being late changes what computes and what copies.
+        free = (role.stream == Stream.COMMUNICATION) & ~priced.plan.of_sort(Sort.COPY)[role.work]
+        return SegmentSums(self.segment, role.work, free)
 
     def straggler(self, seconds: Floats) -> float:
         """How much longer the last rank computes than one in the middle, over the whole iteration."""
@@ -53,12 +67,16 @@ class RoleSimulation:
     def of_segments(
         self, seconds: Floats, compute_slowdown: Floats, communication_slowdown: Floats
     ) -> tuple[Floats, ...]:
-        """Costs per segment from those per work."""
+        """Costs per segment from those per work, of one row or of several."""
         return (
-            self._coalesced.sum_seconds(self._late.of_tasks(seconds[self._work])),
-            compute_slowdown[self._segment_work],
-            communication_slowdown[self._segment_work],
+            self._sums.seconds(seconds, self._late.of_tasks),
+            compute_slowdown.take(self._segment_work, axis=-1),
+            communication_slowdown.take(self._segment_work, axis=-1),
         )
+
+    def iteration_s(self, *costs: Floats) -> Floats:
+        """When the last segment ends, under each row of costs per work."""
+        return iteration_seconds(self.graph, *self.of_segments(*costs))
 
     def timing(self, *costs: Floats) -> Timing:
         """The phases of an iteration."""
@@ -83,8 +101,15 @@ class MeetingRoles:
 
     def run(self, *costs: Floats) -> Timeline:
         """The timeline of all segments under costs per work: seconds, slow-downs of compute and communication."""
+        return simulate(self._graph, *self._of_segments(*costs))
+
+    def iteration_s(self, *costs: Floats) -> Floats:
+        """When the last segment of all ends, under each row of costs per work."""
+        return iteration_seconds(self._graph, *self._of_segments(*costs))
+
+    def _of_segments(self, *costs: Floats) -> Iterator[Floats]:
         of_roles = zip(*(role.of_segments(*costs) for role in self._roles), strict=True)
-        return simulate(self._graph, *(np.concatenate(of_role) for of_role in of_roles))
+        return (np.concatenate(of_role, axis=-1) for of_role in of_roles)
 
     def timing(self, *costs: Floats) -> Timing:
         """Phases of the role that ends last."""

@@ -71,18 +71,17 @@ class RoleStraggler:
         self._meetings = list(zip(waits.tolist(), meetings, strict=True))
 
     def of_tasks(self, seconds: Floats) -> Floats:
-        """Seconds of the role's tasks, late ones included, from those that a rank in the middle takes."""
+        """Seconds of the role's tasks, late ones included, from those of a rank in the middle: one row or several."""
         if not self._meetings and self._slower == 1.0:
             return seconds
-        computed = seconds[self._computing]
-        done = np.concatenate([[0.0], np.cumsum(computed)])
-        squares = np.concatenate([[0.0], np.cumsum((computed * self._own) ** 2)])
-        late = np.zeros(len(computed))
+        computed = seconds.take(self._computing, axis=-1)
+        done, squares = _sums_before(computed), _sums_before((computed * self._own) ** 2)
+        late = np.zeros(computed.shape)
         for wait, meeting in self._meetings:
             late += wait * self._late_by(done, squares, meeting)
         stretched = seconds.copy()
-        stretched[self._computing] = self._longer * computed + late
-        stretched[self._copying] *= self._slower
+        stretched[..., self._computing] = self._longer * computed + late
+        stretched[..., self._copying] *= self._slower
         return stretched
 
     def _late_by(self, done: Floats, squares: Floats, meeting: _Meeting) -> Floats:
@@ -90,13 +89,20 @@ class RoleStraggler:
 
         def since(ends: Floats, sums: Floats) -> Floats:
             # What an iteration begins with goes on from where the one before was last level.
-            carried = np.where(meeting.since < 0, sums[-1] - sums[meeting.at_end], 0.0)
-            return np.asarray(ends - sums[np.maximum(meeting.since, 0)] + carried)
+            carried = np.where(meeting.since < 0, sums[..., -1:] - sums[..., meeting.at_end, None], 0.0)
+            return np.asarray(ends - sums.take(np.maximum(meeting.since, 0), axis=-1) + carried)
 
-        after = self._tied * since(done[1:], done) ** 2 + since(squares[1:], squares)
-        before = self._tied * since(done[:-1], done) ** 2 + since(squares[:-1], squares)
+        after = self._tied * since(done[..., 1:], done) ** 2 + since(squares[..., 1:], squares)
+        before = self._tied * since(done[..., :-1], done) ** 2 + since(squares[..., :-1], squares)
         # Differences of sums may come out a rounding below nothing.
         return np.asarray(np.sqrt(np.maximum(after, 0.0)) - np.sqrt(np.maximum(before, 0.0)))
+
+
+def _sums_before(values: Floats) -> Floats:
+    """The sums of none, the first, the first two, ... of the values, in each row."""
+    sums = np.zeros((*values.shape[:-1], values.shape[-1] + 1))
+    np.cumsum(values, axis=-1, out=sums[..., 1:])
+    return sums
 
 
 def ranks_level(strategy: Strategy, axes: tuple[int, ...]) -> int:

@@ -12,6 +12,7 @@ was built with the same interface, else :mod:`predict.simulation.engine.engine_p
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
@@ -19,6 +20,7 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from paradl_bench.core.cache_keys import numbered
 from paradl_bench.plan.tasks import Ints, Role, Stream
 from predict.costs.sourced import Floats
 from predict.simulation.engine import engine_python
@@ -127,9 +129,51 @@ class Condensed:
     first: Ints
     phase: Ints
 
-    def sum_seconds(self, task_seconds: Floats) -> Floats:
-        """Seconds of the segments from those of the tasks."""
-        return np.asarray(np.bincount(self.segment, weights=task_seconds, minlength=len(self.phase)), float)
+
+def sums_within(segment: NDArray[np.integer], task_seconds: Floats, segments: int) -> Floats:
+    """Per segment, the sum of what its tasks have, in their order; of one row of tasks, or of each of several."""
+    rows = np.atleast_2d(task_seconds)
+    sums = np.empty((len(rows), segments))
+    # In the width that numpy counts by, once for all rows.
+    segment = segment.astype(np.intp, copy=False)
+    for of_row, row in zip(sums, rows, strict=True):
+        of_row[:] = np.bincount(segment, weights=row, minlength=segments)
+    return sums.reshape(*task_seconds.shape[:-1], segments)
+
+
+class SegmentSums:
+    """Seconds of segments from those of works, under many costs, few of which differ in what segments join.
+
+    Args:
+        segment, work: of every task. free: per task, whether nothing but its own work says what it takes.
+    """
+
+    def __init__(self, segment: NDArray[np.integer], work: NDArray[np.integer], free: NDArray[np.bool_]) -> None:
+        count = np.bincount(segment)
+        self._segment, self._work, self._segments = segment, work, len(count)
+        # A task alone in its segment takes what its work does: nothing is to be added up.
+        alone = np.flatnonzero(free & (count[segment] == 1))
+        self._alone, self._alone_work = segment[alone], work[alone]
+        joined = np.ones(len(segment), bool)
+        joined[alone] = False
+        self._joined_works = np.flatnonzero(_marked(int(work.max(initial=-1)) + 1, work[joined]))
+
+    def seconds(self, of_works: Floats, late: Callable[[Floats], Floats] = lambda of_tasks: of_tasks) -> Floats:
+        """Per segment, of one row of works or of each of several; ``late`` tells what tasks take of rows of theirs."""
+        rows = np.atleast_2d(of_works)
+        first, which = _alike_rows(rows.take(self._joined_works, axis=1))
+        sums = sums_within(self._segment, late(rows[first].take(self._work, axis=1)), self._segments)[which]
+        sums[:, self._alone] = rows.take(self._alone_work, axis=1)
+        return sums.reshape(*of_works.shape[:-1], self._segments)
+
+
+def _alike_rows(values: Floats) -> tuple[list[int], list[int]]:
+    """The first of each kind of equal rows, and of each row the number of its kind."""
+    # A sum tells rows apart as a rule; whether it did is looked at.
+    first, which = numbered(values.sum(axis=1).tolist())
+    if not np.array_equal(values, values[first][which]):
+        first = which = list(range(len(values)))
+    return first, which
 
 
 def task_graph(role: Role, *, blocking: NDArray[np.bool_] | None = None) -> TaskGraph:
@@ -186,7 +230,7 @@ def _distinct(values: NDArray[np.int64]) -> NDArray[np.int64]:
     return np.asarray(ordered[np.append(True, ordered[1:] != ordered[:-1])[: len(ordered)]])
 
 
-def _marked(tasks: int, chosen: Sequence[int] | NDArray[np.int64]) -> NDArray[np.bool_]:
+def _marked(tasks: int, chosen: Sequence[int] | NDArray[np.integer]) -> NDArray[np.bool_]:
     marked = np.zeros(tasks, bool)
     marked[np.asarray(chosen, np.int64)] = True
     return marked
@@ -246,11 +290,33 @@ def simulate(graph: TaskGraph, seconds: Floats, compute_slowdown: Floats, commun
     Raises:
         ValueError: tasks wait for each other in a circle, or a number is not finite or too small.
     """
+    start_s, end_s, *beside_s = (of_row[0] for of_row in _run(graph, seconds, compute_slowdown, communication_slowdown))
+    last = int(graph.lane[_last_task(graph, end_s)]) // LANES if graph.tasks else 0
+    overlap, exposed = (float(sums[last]) if graph.roles else 0.0 for sums in beside_s)
+    return Timeline(start_s, end_s, overlap, exposed)
+
+
+def iteration_seconds(
+    graph: TaskGraph, seconds: Floats, compute_slowdown: Floats, communication_slowdown: Floats
+) -> Floats:
+    """When the last task ends, as :func:`simulate` runs them, under each row of costs; raises as it does.
+
+    Costs are (tasks,) or (rows, tasks); slow-downs of one row are those of every row of seconds.
+    """
+    _, end_s, *_ = _run(graph, seconds, compute_slowdown, communication_slowdown)
+    return np.asarray(end_s.max(axis=1, initial=0.0).reshape(seconds.shape[:-1]))
+
+
+def _run(
+    graph: TaskGraph, seconds: Floats, compute_slowdown: Floats, communication_slowdown: Floats
+) -> tuple[Floats, Floats, Floats, Floats]:
+    """Start and end (rows, tasks), overlapped and exposed communication (rows, roles)."""
     _check("seconds", seconds, 0)
     _check("compute_slowdown", compute_slowdown, 1)
     _check("communication_slowdown", communication_slowdown, 1)
-    start_s, end_s = np.zeros(graph.tasks), np.zeros(graph.tasks)
-    overlap_s, exposed_s = np.zeros(graph.roles), np.zeros(graph.roles)
+    rows = math.prod(seconds.shape[:-1])
+    start_s, end_s = np.zeros((rows, graph.tasks)), np.zeros((rows, graph.tasks))
+    overlap_s, exposed_s = np.zeros((rows, graph.roles)), np.zeros((rows, graph.roles))
     finished = run_events(
         graph.lane_start,
         graph.queue,
@@ -264,18 +330,17 @@ def simulate(graph: TaskGraph, seconds: Floats, compute_slowdown: Floats, commun
         end_s,
         overlap_s,
         exposed_s,
+        rows,
         LANES,
         _COMPUTE,
         _COMMUNICATION,
         BLOCKING,
     )
-    if finished < graph.tasks:
+    if finished < rows * graph.tasks:
         raise ValueError(
             "the tasks wait for each other in a circle: the order of the plan's streams contradicts its dependencies"
         )
-    last = int(graph.lane[_last_task(graph, end_s)]) // LANES if graph.tasks else 0
-    overlap, exposed = (float(sums[last]) if graph.roles else 0.0 for sums in (overlap_s, exposed_s))
-    return Timeline(start_s, end_s, overlap, exposed)
+    return start_s, end_s, overlap_s, exposed_s
 
 
 def _last_task(graph: TaskGraph, end_s: Floats) -> int:
@@ -287,5 +352,5 @@ def _last_task(graph: TaskGraph, end_s: Floats) -> int:
 
 def _check(name: str, values: Floats, least: float) -> None:
     # Of values that hold a NaN both ends are NaN, and no comparison with it holds.
-    if len(values) and not (values.min() >= least and values.max() < np.inf):
+    if values.size and not (values.min() >= least and values.max() < np.inf):
         raise ValueError(f"{name} have to be finite and at least {least:g}")

@@ -16,7 +16,7 @@
 
 /* Of run_events and what it does; predict/simulation/engine/engine_python.py has the same number, and a build of another is not used.
    To be raised in both with whatever changes it. */
-#define INTERFACE 2
+#define INTERFACE 3
 
 typedef struct {
     double left;    /* seconds alone, as of since */
@@ -49,7 +49,8 @@ typedef struct {
     double now;
     int32_t width, compute, communication; /* lanes of a role, and which of them slow each other */
     int32_t blocking;                       /* the one whose tasks are slowed beside those of communication */
-    int32_t active, finished;
+    int32_t active;
+    Py_ssize_t finished; /* of all rows */
     int32_t ended; /* the idle lane that is still on top of the heap; -1: none */
 } Run;
 
@@ -236,22 +237,48 @@ static int open_arrays(PyObject *const *objects, Py_buffer *views) {
     return 1;
 }
 
-static int lengths_agree(const Py_ssize_t *length, Py_ssize_t lanes, Py_ssize_t tasks, int width) {
+static int lengths_agree(const Py_ssize_t *length, Py_ssize_t lanes, Py_ssize_t tasks, int width, int rows) {
     if (lanes < 0 || lanes % width || tasks > INT32_MAX - 1 || lanes > INT32_MAX - 1) return 0;
-    if (length[QUEUE] != tasks || length[WAITS_FOR] != tasks || length[FOLLOWER_START] != tasks + 1) return 0;
-    for (int i = SECONDS; i <= END; i++)
-        if (length[i] != tasks) return 0;
-    return length[OVERLAP] == lanes / width && length[EXPOSED] == lanes / width;
+    if (length[WAITS_FOR] != tasks || length[FOLLOWER_START] != tasks + 1) return 0;
+    for (int i = SECONDS; i <= SLOW_COMMUNICATION; i++)
+        if (length[i] != tasks && length[i] != rows * tasks) return 0;
+    if (length[START] != rows * tasks || length[END] != rows * tasks) return 0;
+    return length[OVERLAP] == rows * (lanes / width) && length[EXPOSED] == rows * (lanes / width);
 }
 
-static PyObject *simulate_arrays(Py_buffer *views, int width, int compute, int communication, int blocking) {
+/* Run the tasks under one row of costs. What all rows need alike is in run. */
+static void run_row(Run *run, const Py_buffer *views, Py_ssize_t lanes, Py_ssize_t tasks, Py_ssize_t row) {
+    Py_ssize_t roles = lanes / run->width;
+    const double **costs[] = {&run->seconds, &run->slow_compute, &run->slow_communication};
+    for (int i = 0; i < 3; i++) {
+        const Py_buffer *view = &views[SECONDS + i];
+        /* Costs of one row are those of all rows. */
+        int one = view->len / view->itemsize == tasks;
+        *costs[i] = (const double *)view->buf + (one ? 0 : row * tasks);
+    }
+    run->start = (double *)views[START].buf + row * tasks;
+    run->end = (double *)views[END].buf + row * tasks;
+    memcpy(run->waits_for, views[WAITS_FOR].buf, sizeof(int32_t) * (size_t)tasks);
+    memset(run->beside, 0, sizeof(Beside) * (size_t)roles);
+    run->now = 0;
+    run->active = 0;
+    run->ended = -1;
+    start_all(run, views[LANE_START].buf, (int32_t)lanes);
+    while (run->active) finish_first(run);
+    for (Py_ssize_t role = 0; role < roles; role++) {
+        ((double *)views[OVERLAP].buf)[row * roles + role] = run->beside[role].overlap;
+        ((double *)views[EXPOSED].buf)[row * roles + role] = run->beside[role].exposed;
+    }
+}
+
+static PyObject *simulate_arrays(Py_buffer *views, int rows, int width, int compute, int communication, int blocking) {
     Py_ssize_t length[ARRAYS], lanes, tasks;
     Run run = {0};
     PyObject *result = NULL;
     for (int i = 0; i < ARRAYS; i++) length[i] = views[i].len / views[i].itemsize;
     lanes = length[LANE_START] - 1;
-    tasks = length[SECONDS];
-    if (!lengths_agree(length, lanes, tasks, width)
+    tasks = length[QUEUE];
+    if (!lengths_agree(length, lanes, tasks, width, rows)
         || !is_valid(views[LANE_START].buf, lanes, views[QUEUE].buf, tasks, tasks)
         || !is_valid(views[FOLLOWER_START].buf, tasks, views[FOLLOWERS].buf, length[FOLLOWERS], tasks)) {
         PyErr_SetString(PyExc_ValueError, "the arrays of the graph do not fit together");
@@ -263,30 +290,18 @@ static PyObject *simulate_arrays(Py_buffer *views, int width, int compute, int c
     run.lanes = calloc((size_t)lanes + 1, sizeof(Lane));
     run.beside = calloc((size_t)(lanes / width) + 1, sizeof(Beside));
     if (run.waits_for && run.lane_of && run.heap && run.lanes && run.beside) {
-        memcpy(run.waits_for, views[WAITS_FOR].buf, sizeof(int32_t) * (size_t)tasks);
         run.queue = views[QUEUE].buf;
         run.follower_start = views[FOLLOWER_START].buf;
         run.followers = views[FOLLOWERS].buf;
-        run.seconds = views[SECONDS].buf;
-        run.slow_compute = views[SLOW_COMPUTE].buf;
-        run.slow_communication = views[SLOW_COMMUNICATION].buf;
-        run.start = views[START].buf;
-        run.end = views[END].buf;
         run.width = width;
         run.compute = compute;
         run.communication = communication;
         run.blocking = blocking;
-        run.ended = -1;
-        start_all(&run, views[LANE_START].buf, (int32_t)lanes);
         // Nothing here touches an object: runs under other costs go on beside this one in threads of their own.
         Py_BEGIN_ALLOW_THREADS
-        while (run.active) finish_first(&run);
+        for (Py_ssize_t row = 0; row < rows; row++) run_row(&run, views, lanes, tasks, row);
         Py_END_ALLOW_THREADS
-        for (Py_ssize_t role = 0; role < lanes / width; role++) {
-            ((double *)views[OVERLAP].buf)[role] = run.beside[role].overlap;
-            ((double *)views[EXPOSED].buf)[role] = run.beside[role].exposed;
-        }
-        result = PyLong_FromLong(run.finished);
+        result = PyLong_FromSsize_t(run.finished);
     } else {
         PyErr_NoMemory();
     }
@@ -301,12 +316,16 @@ static PyObject *simulate_arrays(Py_buffer *views, int width, int compute, int c
 static PyObject *run_events(PyObject *module, PyObject *arguments) {
     PyObject *objects[ARRAYS], *result;
     Py_buffer views[ARRAYS];
-    int width, compute, communication, blocking;
+    int rows, width, compute, communication, blocking;
     (void)module;
-    if (!PyArg_ParseTuple(arguments, "OOOOOOOOOOOOiiii:run_events", &objects[0], &objects[1], &objects[2], &objects[3],
+    if (!PyArg_ParseTuple(arguments, "OOOOOOOOOOOOiiiii:run_events", &objects[0], &objects[1], &objects[2], &objects[3],
                           &objects[4], &objects[5], &objects[6], &objects[7], &objects[8], &objects[9], &objects[10],
-                          &objects[11], &width, &compute, &communication, &blocking))
+                          &objects[11], &rows, &width, &compute, &communication, &blocking))
         return NULL;
+    if (rows < 1) {
+        PyErr_SetString(PyExc_ValueError, "there is no row of costs");
+        return NULL;
+    }
     if (width < 1 || compute < 0 || compute >= width || communication < 0 || communication >= width
         || blocking < 0 || blocking >= width || compute == communication || blocking == compute
         || blocking == communication) {
@@ -314,7 +333,7 @@ static PyObject *run_events(PyObject *module, PyObject *arguments) {
         return NULL;
     }
     if (!open_arrays(objects, views)) return NULL;
-    result = simulate_arrays(views, width, compute, communication, blocking);
+    result = simulate_arrays(views, rows, width, compute, communication, blocking);
     for (int i = 0; i < ARRAYS; i++) PyBuffer_Release(&views[i]);
     return result;
 }

@@ -16,6 +16,7 @@ def run_events(
     end_s: Floats,
     overlap_s: Floats,
     exposed_s: Floats,
+    rows: int,
     lanes_per_role: int,
     compute: int,
     communication: int,

@@ -9,10 +9,12 @@ from __future__ import annotations
 import heapq
 from dataclasses import dataclass
 
+import numpy as np
+
 from paradl_bench.plan.tasks import Ints
 from predict.costs.sourced import Floats
 
-INTERFACE = 2
+INTERFACE = 3
 """Of :func:`run_events` and what it does; a compiled loop of another number is left alone, as one that was built before
 a change. To be raised in both with whatever changes it."""
 
@@ -52,6 +54,7 @@ def run_events(
     end_s: Floats,
     overlap_s: Floats,
     exposed_s: Floats,
+    rows: int,
     lanes_per_role: int,
     compute: int,
     communication: int,
@@ -59,18 +62,25 @@ def run_events(
 ) -> int:
     """Run a graph's tasks (:class:`predict.simulation.simulator.TaskGraph`), and write when; how many of them ended.
 
-    Fewer than all do where they wait for each other in a circle.
+    They run under each row of costs by itself. Fewer than all end where they wait for each other in a circle.
 
     Args:
-        start_s, end_s: written, per task. overlap_s, exposed_s: written, per role.
+        seconds, compute_slowdown, communication_slowdown: per row and task; one row of an array is for all.
+        start_s, end_s: written, per row and task. overlap_s, exposed_s: written, per row and role.
+        rows: how many.
         lanes_per_role, compute, communication: how many lanes a role has, and which two slow each other. blocking: the
             one whose tasks are slowed beside those of ``communication`` by their own ``communication_slowdown``.
     """
     lanes = compute, communication, blocking
-    costs = seconds.tolist(), compute_slowdown.tolist(), communication_slowdown.tolist()
-    run = _Run(lane_start, queue, waits_for, follower_start, followers, lanes_per_role, lanes, costs)
-    finished = run.to_the_end()
-    start_s[:], end_s[:], overlap_s[:], exposed_s[:] = run.start, run.end, run.overlap, run.exposed
+    results = [written.reshape(rows, -1) for written in (start_s, end_s, overlap_s, exposed_s)]
+    costs = [np.atleast_2d(of_tasks) for of_tasks in (seconds, compute_slowdown, communication_slowdown)]
+    finished = 0
+    for row in range(rows):
+        of_row = [of_tasks[min(row, len(of_tasks) - 1)].tolist() for of_tasks in costs]
+        run = _Run(lane_start, queue, waits_for, follower_start, followers, lanes_per_role, lanes, of_row)
+        finished += run.to_the_end()
+        for written, found in zip(results, (run.start, run.end, run.overlap, run.exposed), strict=True):
+            written[row] = found
     return finished
 
 
@@ -86,7 +96,7 @@ class _Run:
         followers: Ints,
         lanes_per_role: int,
         slowed: tuple[int, int, int],
-        costs: tuple[list[float], list[float], list[float]],
+        costs: list[list[float]],
     ) -> None:
         self._seconds, self._slow_compute, self._slow_communication = costs
         self._queue, self._waits_for = queue.tolist(), waits_for.tolist()

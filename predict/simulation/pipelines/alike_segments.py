@@ -6,18 +6,21 @@ differ, so that the seconds of these are added up alone.
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from dataclasses import dataclass
+from functools import cached_property
 
 import numpy as np
 from numpy.typing import NDArray
 
 from paradl_bench.plan.tasks import Ints
 from predict.costs.sourced import Floats
+from predict.simulation.simulator import SegmentSums
 
 Places = NDArray[np.intp]
 
 
-class AlikeSegments(NamedTuple):
+@dataclass(frozen=True)
+class AlikeSegments:
     """Which segments are alike.
 
     Attributes:
@@ -30,8 +33,12 @@ class AlikeSegments(NamedTuple):
     of_segments: Places
 
     def seconds(self, of_works: Floats) -> Floats:
-        """Per segment, the sum over its tasks, from seconds per work."""
-        return np.asarray(np.bincount(self.kind, weights=of_works[self.work]).astype(float)[self.of_segments])
+        """Per segment, the sum over its tasks, from seconds per work: one row of them or several."""
+        return np.asarray(self._sums.seconds(of_works).take(self.of_segments, axis=-1))
+
+    @cached_property
+    def _sums(self) -> SegmentSums:
+        return SegmentSums(self.kind, self.work, np.ones(len(self.work), bool))
 
 
 def alike_segments(segment: Ints, work: Ints) -> AlikeSegments:

@@ -27,7 +27,16 @@ from paradl_bench.plan.tasks import Collective, Ints, Plan, Role, Sort, Stream, 
 from predict.costs.sourced import Floats
 from predict.simulation.phases import PhasedTasks, timing_of_stages
 from predict.simulation.pipelines.alike_segments import AlikeSegments, Places, alike_segments, joined
-from predict.simulation.simulator import LANES, Condensed, Timeline, coalesce, merge_graphs, simulate
+from predict.simulation.simulator import (
+    LANES,
+    Condensed,
+    Timeline,
+    coalesce,
+    iteration_seconds,
+    merge_graphs,
+    simulate,
+    sums_within,
+)
 from predict.workload import Timing
 
 
@@ -73,9 +82,9 @@ class PipelineSimulation:
         timings = [line.timing(seconds, compute_slowdown, communication_slowdown) for line in self.lines]
         return max(timings, key=lambda timing: timing.iteration_s)
 
-    def iteration_s(self, *costs: Floats) -> float:
-        """When the last role ends."""
-        return max(line.run(*costs).iteration_s for line in self.lines)
+    def iteration_s(self, *costs: Floats) -> Floats:
+        """When the last role ends, under each row of costs per work."""
+        return np.asarray(np.max([line.iteration_s(*costs) for line in self.lines], axis=0))
 
     def timelines(self, *costs: Floats) -> list[Timeline]:
         """Those of each of :func:`lines_of_stages`: segments (tasks, unless merged) role after role."""
@@ -173,8 +182,8 @@ class StageLine:
         self._longer = np.where(longer, np.asarray(factors)[self.task_stage], 1.0)
 
     def task_seconds(self, seconds: Floats) -> Floats:
-        """Per task, from seconds per work."""
-        of_tasks = np.asarray((seconds * self._straggler)[self.task_work])
+        """Per task, from seconds per work: one row of them or several."""
+        of_tasks = np.asarray((seconds * self._straggler).take(self.task_work, axis=-1))
         return of_tasks if self._longer is None else of_tasks * self._longer
 
     def run(
@@ -186,18 +195,22 @@ class StageLine:
         added_s: Floats | None = None,
     ) -> Timeline:
         """The timeline of all roles' segments under costs per work, and so many seconds more per task."""
-        return simulate(
-            self._graph,
-            self._segment_seconds(seconds, added_s),
-            self._of_segments(0, compute_slowdown),
-            self._of_segments(1, communication_slowdown),
-        )
+        slowdowns = self._slowdowns_of_segments(compute_slowdown, communication_slowdown)
+        return simulate(self._graph, self._segment_seconds(seconds, added_s), *slowdowns)
+
+    def iteration_s(self, seconds: Floats, *slowdowns: Floats) -> Floats:
+        """When the last segment ends, under each row of costs per work."""
+        of_segments = self._slowdowns_of_segments(*slowdowns)
+        return iteration_seconds(self._graph, self._segment_seconds(seconds, None), *of_segments)
+
+    def _slowdowns_of_segments(self, compute: Floats, communication: Floats) -> tuple[Floats, Floats]:
+        return self._of_segments(0, compute), self._of_segments(1, communication)
 
     def _of_segments(self, number: int, slowdown: Floats) -> Floats:
         """Per segment, from slow-downs per work, which most shifts of costs leave as they are."""
         of_works, found = self._slowdowns[number]
         if not np.array_equal(of_works, slowdown):
-            found = slowdown[self._segment_work]
+            found = slowdown.take(self._segment_work, axis=-1)
             self._slowdowns[number] = slowdown, found
         return found
 
@@ -207,7 +220,7 @@ class StageLine:
         of_tasks = self.task_seconds(seconds)
         if added_s is not None:
             of_tasks = np.maximum(of_tasks + added_s, 0.0)
-        return np.bincount(self._segment, weights=of_tasks, minlength=self._graph.tasks).astype(float)
+        return sums_within(self._segment, of_tasks, self._graph.tasks)
 
     def computing(self, *costs: Floats) -> Computing:
         """When its ranks compute."""

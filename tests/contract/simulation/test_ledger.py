@@ -7,6 +7,7 @@ from types import MappingProxyType
 from typing import Any, NamedTuple
 
 import msgspec
+import numpy as np
 import pytest
 from network_factory import small_cnn
 from profile_factory import (
@@ -158,6 +159,21 @@ def test_entries_of_every_role_add_up_to_the_iteration(case: Case) -> None:
             assert added_up_s == entry.total_s
             assert -CLOSE * iteration_s <= entry.exposed_s <= entry.total_s + CLOSE * iteration_s
             assert entry.exposed_s + entry.hidden_s == pytest.approx(entry.total_s, abs=CLOSE * iteration_s)
+
+
+@pytest.mark.parametrize("case", [*SIMULATED, *CLOSED], ids=str)
+def test_rows_of_costs_take_what_each_takes_alone(case: Case) -> None:
+    evaluation, draw = prepared(case), np.random.default_rng(5)
+    costs = evaluation.costs
+    seconds = costs.seconds * draw.random((5, len(costs.seconds)))
+    # As errors of communication do: compute is alike in two rows.
+    seconds[1] = np.where(costs.is_communication, seconds[1], seconds[0])
+    slower = costs.compute_slowdown + draw.random(seconds.shape) * costs.is_communication
+    for compute in (costs.compute_slowdown, slower):
+        found = evaluation.iterations_s(seconds, compute, costs.communication_slowdown)
+        of_rows = zip(seconds, np.broadcast_to(compute, seconds.shape), strict=True)
+        alone = [evaluation.iteration_s(*of_row, costs.communication_slowdown) for of_row in of_rows]
+        assert found.tolist() == alone
 
 
 def waits(role: RoleLedger) -> set[str]:

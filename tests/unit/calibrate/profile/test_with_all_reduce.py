@@ -28,7 +28,7 @@ from predict.costs.communication.context_costs import ContextCosts, Wanted
 from predict.costs.cost_model import CostModel
 from predict.prediction.prediction import Prediction, Predictor
 from predict.simulation.prepared import price
-from predict.simulation.simulator import coalesce, simulate, task_graph
+from predict.simulation.simulator import coalesce, simulate, sums_within, task_graph
 from predict.timeline.timeline import timeline_of
 from predict.workload import Configuration, evaluator_named
 
@@ -162,7 +162,11 @@ def test_a_call_is_slowed_only_while_an_all_reduce_runs() -> None:
     # On the stream of the all-reduce it waits for all of it.
     assert simulate(task_graph(role), *costs).end_s.tolist() == pytest.approx([1.0, 8.0, 5.0, 10.0, 11.0])
     merged = coalesce(role, blocking=blocking)
-    segments = simulate(merged.graph, merged.sum_seconds(costs[0]), *(each[merged.first] for each in costs[1:]))
+    segments = simulate(
+        merged.graph,
+        sums_within(merged.segment, costs[0], len(merged.first)),
+        *(each[merged.first] for each in costs[1:]),
+    )
     assert segments.iteration_s == pytest.approx(10.25)
 
 

@@ -67,7 +67,7 @@ def test_evaluations_beside_each_other_give_the_same(strategy: str, monkeypatch:
     in_turn = predict(profile, strategy)
     evaluated_by: set[int] = set()
 
-    def noted(*arguments: Any) -> float:
+    def noted(*arguments: Any) -> list[float]:
         evaluated_by.add(threading.get_ident())
         return shifted(*arguments)
 

@@ -28,6 +28,16 @@ def test_seconds_are_those_of_each_segment_by_itself(seed: int) -> None:
     assert len(found.work) < 40
 
 
+def test_rows_take_what_each_takes_alone() -> None:
+    segment, work = drawn(3, 200)
+    found, rows = alike_segments(segment, work), np.random.default_rng(4).random((4, 11))
+    # Equal in what is added up, and unlike with an equal sum.
+    rows[1], rows[2] = rows[0], rows[0][::-1]
+    rows[1, 9] = 7.0
+    for of_works in (rows, rows[:2], rows[1:]):
+        assert found.seconds(of_works).tolist() == [found.seconds(row).tolist() for row in of_works]
+
+
 def test_order_of_tasks_tells_segments_apart() -> None:
     segment, work = np.array([0, 0, 1, 1, 2, 2], np.int32), np.array([3, 4, 4, 3, 3, 4], np.int32)
     assert alike_segments(segment, work).of_segments.tolist() in ([0, 1, 0], [1, 0, 1])

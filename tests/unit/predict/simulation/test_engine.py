@@ -19,7 +19,7 @@ from predict.costs.sourced import Floats
 from predict.simulation import engine as engines
 from predict.simulation import simulator
 from predict.simulation.engine import engine_python
-from predict.simulation.simulator import LANES, TaskGraph, Timeline, simulate
+from predict.simulation.simulator import LANES, TaskGraph, Timeline, iteration_seconds, simulate
 
 BLOCKING = LANES - 1
 
@@ -146,6 +146,23 @@ def test_many_roles_at_once_do_what_python_does() -> None:
     assert_same(*lines, 1e-12)
 
 
+@pytest.mark.parametrize("compiled", [True, False])
+@given(cases(), st.integers(1, 4), st.data())
+def test_rows_of_costs_take_what_each_takes_alone(compiled: bool, case: Case, rows: int, data: st.DataObject) -> None:
+    engine = engine_python
+    if compiled:
+        engine = pytest.importorskip("predict.simulation.engine.engine_compiled")
+    factors = np.array(data.draw(st.lists(st.floats(0.0, 3.0), min_size=rows, max_size=rows)))
+    seconds = factors[:, None] * case.seconds
+    compute = case.compute + factors[:, None] if data.draw(st.booleans()) else case.compute
+    with pytest.MonkeyPatch.context() as patch:
+        with_engine(patch, engine.run_events)
+        found = iteration_seconds(case.graph, seconds, compute, case.communication)
+        of_rows = zip(seconds, np.broadcast_to(compute, seconds.shape), strict=True)
+        alone = [simulate(case.graph, *of_row, case.communication).iteration_s for of_row in of_rows]
+    assert found.tolist() == alone
+
+
 def arrays(**changes: Ints) -> list[object]:
     """What the loop takes, for two tasks on one lane each."""
     indices = {
@@ -157,7 +174,7 @@ def arrays(**changes: Ints) -> list[object]:
     }
     graph = {name: np.array(values, np.int32) for name, values in indices.items()} | changes
     ones, results = [np.ones(2) for _ in range(3)], [np.zeros(2), np.zeros(2), np.zeros(1), np.zeros(1)]
-    return [*graph.values(), *ones, *results, LANES, 0, 1, BLOCKING]
+    return [*graph.values(), *ones, *results, 1, LANES, 0, 1, BLOCKING]
 
 
 def test_the_compiled_loop_refuses_arrays_that_point_nowhere() -> None:
@@ -171,6 +188,11 @@ def test_the_compiled_loop_refuses_arrays_that_point_nowhere() -> None:
         {"waits_for": np.array([0], np.int32)},
         {"lane_start": np.array([0, 1, 2], np.int32)},
     ]
+    for rows, message in ((0, "no row"), (2, "do not fit together"), (-1, "no row")):
+        given = arrays()
+        given[12] = rows
+        with pytest.raises(ValueError, match=message):
+            compiled.run_events(*given)
     for change in wrong:
         with pytest.raises(ValueError, match="do not fit together"):
             compiled.run_events(*arrays(**change))

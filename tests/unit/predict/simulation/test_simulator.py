@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from paradl_bench.plan.tasks import Collective, FrameworkOverhead, Phase, Role, RoleBuilder, Stream
 from predict.costs.sourced import Floats
-from predict.simulation.simulator import TaskGraph, Timeline, coalesce, simulate, task_graph
+from predict.simulation.simulator import TaskGraph, Timeline, coalesce, simulate, sums_within, task_graph
 
 COMPUTE, EXCHANGE = Stream.COMPUTE, Stream.COMMUNICATION
 
@@ -87,7 +87,12 @@ def test_compute_runs_merge_into_segments_up_to_each_wait() -> None:
     role = build([(COMPUTE, ()), (COMPUTE, (0,)), (COMPUTE, (1,)), (EXCHANGE, (1,)), (COMPUTE, (2,)), (COMPUTE, (3,))])
     coalesced = coalesce(role)
     assert coalesced.segment.tolist() == [0, 0, 1, 2, 1, 3]
-    assert coalesced.sum_seconds(np.array([1.0, 2.0, 3.0, 4.0, 5.0, 6.0])).tolist() == [3.0, 8.0, 4.0, 6.0]
+    assert sums_within(coalesced.segment, np.array([1.0, 2.0, 3.0, 4.0, 5.0, 6.0]), len(coalesced.first)).tolist() == [
+        3.0,
+        8.0,
+        4.0,
+        6.0,
+    ]
 
 
 def test_segments_keep_phases_apart() -> None:
@@ -114,7 +119,12 @@ def test_segments_take_what_their_tasks_take(case: tuple[Role, Floats, Floats, F
     whole = simulate(task_graph(role), seconds, compute, communication)
     coalesced = coalesce(role)
     first = np.unique(coalesced.segment, return_index=True)[1]
-    parts = simulate(coalesced.graph, coalesced.sum_seconds(seconds), compute[first], communication[first])
+    parts = simulate(
+        coalesced.graph,
+        sums_within(coalesced.segment, seconds, len(coalesced.first)),
+        compute[first],
+        communication[first],
+    )
     assert parts.iteration_s == pytest.approx(whole.iteration_s, rel=1e-9, abs=1e-9)
     assert parts.overlap_s == pytest.approx(whole.overlap_s, rel=1e-9, abs=1e-9)
     for segment in range(len(first)):
@@ -129,7 +139,12 @@ def test_segments_across_phases_take_the_same_iteration(case: tuple[Role, Floats
     whole = simulate(task_graph(role), seconds, compute, communication)
     coalesced = coalesce(role, across_phases=True)
     first = np.unique(coalesced.segment, return_index=True)[1]
-    parts = simulate(coalesced.graph, coalesced.sum_seconds(seconds), compute[first], communication[first])
+    parts = simulate(
+        coalesced.graph,
+        sums_within(coalesced.segment, seconds, len(coalesced.first)),
+        compute[first],
+        communication[first],
+    )
     assert len(first) <= len(coalesce(role).phase)
     assert parts.iteration_s == pytest.approx(whole.iteration_s, rel=1e-9, abs=1e-9)
 
