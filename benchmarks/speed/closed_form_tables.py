@@ -176,7 +176,7 @@ class ClosedFormTables:
         if key not in self._rows:
             if key[1:] not in self._compute:
                 sums = self._model.sums(PricingContext(samples, on_host))
-                self._compute[key[1:]] = sums.seconds_of_operations(), float(sums.costs.seconds[-1])
+                self._compute[key[1:]] = sums.seconds_of_operations(), float(sums.seconds[-1])
             (seconds, update), form = self._compute[key[1:]], self._forms[kind]
             split, rest = (
                 sum(count * seconds[operation] for operation, count in own.items()) for own in (form.split, form.rest)

@@ -56,7 +56,7 @@ from predict.costs.kinds.work_costs import (
 from predict.costs.memory_estimate import EstimatedMemory, Plans, with_factor, with_reuse
 from predict.costs.priced import PricedPlan, PricedSums
 from predict.costs.sourced import Cost, Costs, Floats, Remark, Remarks
-from predict.costs.spread.assembly import Priced, add_up, assemble
+from predict.costs.spread.assembly import Priced, assemble
 from predict.costs.spread.stragglers import RankSpread
 
 NO_SPREAD = Spread(0.0, (0.0,))
@@ -301,16 +301,11 @@ class CostModel:
         for work, part in zip(serial.works, self._on_device(serial, place), strict=True):
             name = f"{work.way} between" if isinstance(work, FrameworkOverhead) else work.way
             groups[name].append((work, part))
-        spread = self._spread(place)
-        parts = [[part for _, part in group] for group in groups.values()]
+        remarks = (remark for group in groups.values() for _, part in group for remark in part.cost.remarks)
         return PricedSums(
-            costs=add_up([assemble(group, spread.common_relative_sd) for group in parts]),
             groups=tuple(groups.values()),
-            spread=spread,
-            remarks=(
-                *self.missing_layers,
-                *(remark for group in parts for part in group for remark in part.cost.remarks),
-            ),
+            spread=self._spread(place),
+            remarks=(*self.missing_layers, *remarks),
         )
 
     def _on_device(self, plan: Plan, place: PricingContext, *, as_swept: bool = False) -> list[Priced]:

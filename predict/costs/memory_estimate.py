@@ -40,7 +40,7 @@ class Plans:
     dtype: str
     device_kind: str
     _made: dict[tuple[Strategy, PlanSettings], Plan] = field(init=False, default_factory=dict)
-    _memory: dict[tuple[Strategy, PlanSettings], MemoryUse] = field(init=False, default_factory=dict)
+    _memory: dict[tuple[Strategy, PlanSettings, float], MemoryUse] = field(init=False, default_factory=dict)
     found: Answers = field(init=False, default_factory=lambda: Answers(_MOST_FOUND))
     """What else no hardware changes."""
 
@@ -71,14 +71,13 @@ class Plans:
         # many bytes together, and with its axes in other orders: the walk takes as long as the rest of that.
         in_any_order = Strategy(axes=tuple(sorted(strategy.axes, key=lambda axis: axis.kind)))
         key = in_any_order, settings.changed(ExchangeOptions, first_bucket_bytes=0, bucket_cap_bytes=0)
-        if key not in self._memory:
-            use = memory_of_plan(
-                self.network, strategy, settings, dtype=self.dtype, device=self.device_kind, within=within
-            )
-            if use.peak_bytes > within:
-                return use
-            self._memory[key] = use
-        return self._memory[key]
+        for limit in (math.inf, within):
+            if (*key, limit) in self._memory:
+                return self._memory[*key, limit]
+        use = memory_of_plan(self.network, strategy, settings, dtype=self.dtype, device=self.device_kind, within=within)
+        # A walk that has gone beyond its limit has not seen all.
+        self._memory[*key, within if use.peak_bytes > within else math.inf] = use
+        return use
 
 
 class EstimatedMemory(NamedTuple):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cached_property
 
 import numpy as np
 from numpy.typing import NDArray
@@ -13,7 +14,7 @@ from paradl_bench.records.measurement import PhaseName
 from predict.costs.compute.model_costs import Spread
 from predict.costs.kinds.kind_costs import PricingContext
 from predict.costs.sourced import Costs, Floats, Remark, Remarks
-from predict.costs.spread.assembly import Priced
+from predict.costs.spread.assembly import Priced, add_up, assemble
 from predict.costs.spread.stragglers import RankSpread
 
 
@@ -50,14 +51,28 @@ class PricedPlan:
         return np.isin(role.work, sorted(self.blocking))
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True)
 class PricedSums:
     """Costs of a model's sums on one rank, in the order of :data:`SUMS`; ``groups`` are the works of each."""
 
-    costs: Costs
     groups: Sequence[Sequence[tuple[Work, Priced]]]
     spread: Spread
     remarks: tuple[Remark, ...]
+
+    @cached_property
+    def costs(self) -> Costs:
+        """Each sum as one part, with the errors that it shares with others."""
+        groups = ([part for _, part in group] for group in self.groups)
+        return add_up([assemble(parts, self.spread.common_relative_sd) for parts in groups])
+
+    @cached_property
+    def seconds(self) -> Floats:
+        """Of each sum; of shape (sums,)."""
+        parts = ([part for _, part in group] for group in self.groups)
+        times = (
+            np.array([(part.cost.seconds, part.occurrences) for part in group], float).reshape(-1, 2) for group in parts
+        )
+        return np.array([(seconds * counts).sum() for seconds, counts in (of_group.T for of_group in times)])
 
     def seconds_of_operations(self) -> dict[tuple[str, PhaseName], float]:
         """Of every operation and phase that the model computes, each once."""

@@ -13,7 +13,7 @@ def crowding(costs: CostModel, place: PricingContext) -> dict[str, float]:
     """
     if place.ranks_on_host == 1:
         return dict.fromkeys(("FW", "BW", "WU"), 1.0)
-    crowded, alone = (costs.sums(at).costs.seconds for at in (place, place._replace(ranks_on_host=1)))
+    crowded, alone = (costs.sums(at).seconds for at in (place, place._replace(ranks_on_host=1)))
     update = SUMS.index("WU")
     computing = [index for index in range(len(SUMS)) if index != update]
     if (crowded == alone).all():

@@ -21,11 +21,12 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from functools import cache, cached_property
+from functools import cache, cached_property, partial
 
 import numpy as np
 
 from calibrate.profile.profile import LayerTime, Profile
+from paradl_bench.core.cache_keys import Answers
 from paradl_bench.core.errors import UserError
 from paradl_bench.core.statistics import IQR_TO_SD
 from paradl_bench.network.graph import Layer, ModelGraph
@@ -95,6 +96,7 @@ class LayerCosts:
         self._kernels = KernelCosts(profile.kernel_models, computed_in(dtype))
         self._kernel_pairs: dict[tuple[PhaseName, int], tuple[Pair, ...]] = {}
         self._like_calls: dict[tuple[str, PhaseName, int, int], LikeCalls | None] = {}
+        self._errors = Answers()
 
     def _take(self, time: LayerTime) -> None:
         table = self._in_situ if time.mode == "in_situ" else self._isolated
@@ -303,7 +305,8 @@ class LayerCosts:
                 f"the profile holds no time of layer {layer.name!r} ({operation}), none of its kind, and no device "
                 f"rates for a roofline; measure it: paradl-bench layers {self._network.name} --batch {batch} -o DIR"
             )
-        return roofline_of_kind(layer, bound_s, self._roofline_error(phase), self._profile.devices)
+        error = self._errors.once((phase, len(self._roofline.layers)), partial(self._roofline_error, phase))
+        return roofline_of_kind(layer, bound_s, error, self._profile.devices)
 
     def _unanswered(self, batch: int) -> set[str]:
         """Kinds of the network's layers that take time, and that no regressor answers for at a local batch."""
@@ -384,12 +387,9 @@ class LayerCosts:
 
     def _roofline_error(self, phase: PhaseName) -> float:
         """Root mean square of (measured - roofline) / roofline over measured layers."""
-        excess = []
-        for layer in self._roofline.layers.values():
-            measured_s = self._any_seconds(layer, phase)
-            bound_s = self._roofline.seconds(layer, phase, 1)
-            if measured_s and bound_s:
-                excess.append(measured_s / bound_s - 1)
+        layers = self._roofline.layers.values()
+        pairs = [(self._any_seconds(layer, phase), self._roofline.seconds(layer, phase, 1)) for layer in layers]
+        excess = [measured_s / bound_s - 1 for measured_s, bound_s in pairs if measured_s and bound_s]
         return float(np.sqrt(np.mean(np.square(excess)))) if excess else UNKNOWN_RELATIVE_SD
 
 

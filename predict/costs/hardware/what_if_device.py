@@ -285,4 +285,5 @@ def _on_other(part: Priced, demand: Demand, before: Rates, after: Rates, remark:
         base_source=cost.origin,
         method=cost.method,
     )
-    return part._replace(cost=scaled, modes=tuple((name, shift * ratio) for name, shift in part.modes))
+    modes = tuple((name, shift * ratio) for name, shift in part.modes)
+    return part._replace(cost=scaled, modes=modes) if modes else Priced(scaled, *part[1:])

@@ -48,11 +48,11 @@ def assemble(parts: Sequence[Priced], common_relative_sd: float) -> Costs:
             shifts.setdefault(name, np.zeros(count))[index] += shift
     none = np.zeros(count)
     of_compute, of_communication = np.array([part.slowdown_sd for part in parts], float).reshape(count, 2).T
-    modes = [
-        *(CorrelatedError(name, moved, none, none) for name, moved in shifts.items()),
-        CorrelatedError("interference, compute", none, of_compute, none),
-        CorrelatedError("interference, communication", none, none, of_communication),
-    ]
+    modes = [CorrelatedError(name, moved, none, none) for name, moved in shifts.items() if moved.any()]
+    if of_compute.any():
+        modes.append(CorrelatedError("interference, compute", none, of_compute, none))
+    if of_communication.any():
+        modes.append(CorrelatedError("interference, communication", none, none, of_communication))
     return Costs(
         seconds=seconds,
         counts=np.array([part.occurrences for part in parts], float),
@@ -64,7 +64,7 @@ def assemble(parts: Sequence[Priced], common_relative_sd: float) -> Costs:
         is_communication=is_communication,
         compute_slowdown=np.array([part.slowdown[0] for part in parts], float),
         communication_slowdown=np.array([part.slowdown[1] for part in parts], float),
-        modes=tuple(mode for mode in modes if any(np.any(shift) for shift in mode[1:])),
+        modes=tuple(modes),
     )
 
 

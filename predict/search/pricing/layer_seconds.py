@@ -33,7 +33,7 @@ class LayerSeconds(NamedTuple):
 def layer_seconds(costs: CostModel, place: PricingContext) -> LayerSeconds:
     """As they are on a rank that runs layers whole; time between operations is shared out evenly over a phase's."""
     sums, layers = costs.sums(place), costs.network.layers
-    *_, between_fw, between_bw, update = sums.costs.seconds.tolist()
+    *_, between_fw, between_bw, update = sums.seconds.tolist()
     of_operations = sums.seconds_of_operations()
     forward = np.array([of_operations[layer.operation, "FW"] for layer in layers]) + between_fw / len(layers)
     backward = np.zeros(len(layers))

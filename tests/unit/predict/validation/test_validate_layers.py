@@ -157,7 +157,7 @@ def stage_sums(model: CostModel, batch: int = 8) -> dict[str, float]:
     sums = model.sums(PricingContext(batch, 1))
     layers = sums.seconds_of_operations()
     per_layer = {phase: sum(layers[each.operation, phase] for each in CHAIN.layers) for phase in STAGES}  # type: ignore[index]
-    return {**per_layer, "WU": float(sums.costs.seconds[-1])}
+    return {**per_layer, "WU": float(sums.seconds[-1])}
 
 
 def test_regressed_takes_none_of_wrong_measured_times(tmp_path: Path) -> None:
