@@ -119,21 +119,23 @@ class CostModel:
         self._place_on_hardware()
 
     def on(self, hardware: Hardware) -> CostModel:
-        """The same on other hardware, with the plans, memory and layers of both; with sums where links alone differ.
+        """The same on other hardware, with the plans, memory and layers of both; with what both links or devices share.
 
         Raises:
             UserError: the profile lacks what other hardware is scaled by.
         """
         other = copy.copy(self)
         other.hardware = hardware
-        other._place_on_hardware()
+        same_links = hardware.link_factors == self.hardware.link_factors and hardware.device == self.hardware.device
+        other._place_on_hardware(self.communication.anew() if same_links else None)
         if hardware.device_factors == self.hardware.device_factors:
             other.device, other._sums = self.device, self._sums
         return other
 
-    def _place_on_hardware(self) -> None:
-        """Find whatever depends on links and rates."""
-        self.communication = CommunicationCosts(self.profile, self.cluster, self.backend, self.hardware)
+    def _place_on_hardware(self, communication: CommunicationCosts | None = None) -> None:
+        """Find whatever depends on links and rates; ``communication``: of the same links, where it is known."""
+        found = communication or CommunicationCosts(self.profile, self.cluster, self.backend, self.hardware)
+        self.communication = found
         self.device = OtherDevice(self.profile, self.network, self.dtype, demand_of, self.hardware, self.cluster)
         self._sums, self._by_flops = {}, None
         self._known = KnownCosts(

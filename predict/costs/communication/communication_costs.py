@@ -7,6 +7,7 @@ changes its seconds as was measured (:mod:`predict.costs.communication.context_c
 
 from __future__ import annotations
 
+import copy
 import math
 from collections.abc import Callable, Hashable, Sequence
 from typing import NamedTuple
@@ -80,7 +81,7 @@ class CommunicationCosts:
     ) -> None:
         self._profile = profile
         self._given = cluster is not None
-        self.cluster = hardware.of_cluster(cluster or profile.cluster, given=self._given)
+        self.cluster = self._stated = hardware.of_cluster(cluster or profile.cluster, given=self._given)
         self._hardware = hardware
         hardware.check_levels(self.cluster)
         self.backend = choose_backend(profile, backend)
@@ -91,11 +92,19 @@ class CommunicationCosts:
         self._between: dict[tuple[str, str, tuple[int, int]], SizeRatios] = {}
         # Lists of fits are kept as long as this is, so that which list it is says which fits these are.
         self._times, self._changed, self._measured = Answers(), Answers(), Answers()
+        # What else follows from links alone, whatever the device is.
+        self.found = Answers()
         self._no_fits: list[CommunicationFit] = []
         self._fits: dict[tuple[str, str], list[CommunicationFit]] = {}
         for fit in profile.communication:
             if fit.library == self.backend:
                 self._fits.setdefault((fit.operation, fit.level), []).append(fit)
+
+    def anew(self) -> CommunicationCosts:
+        """The same, with all that was found, and with as much memory as the cluster states."""
+        other = copy.copy(self)
+        other.cluster = self._stated
+        return other
 
     def cost(self, work: Collective, strategy: Strategy, call: Call = ALONE_ON_ITS_STREAM) -> CommunicationCost:
         """Seconds of a collective.

@@ -83,6 +83,11 @@ class Hardware:
         """What is changed of the device, by which compute takes other seconds."""
         return self.peak_flops, self.memory_bandwidth, self.device
 
+    @property
+    def link_factors(self) -> tuple[float, float, Mapping[str, float], Mapping[str, float]]:
+        """What is changed of the links, by which messages take other seconds."""
+        return self.bandwidth, self.latency, self.bandwidth_at, self.latency_at
+
     def links(self, level: str) -> LinkFactors:
         """Of the links of a level."""
         bandwidth = self.bandwidth * self.bandwidth_at.get(level, 1.0)

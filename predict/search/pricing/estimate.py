@@ -105,7 +105,7 @@ class Estimates:
 
     def __init__(self, costs: CostModel, space: Space, shared: SharedWorks) -> None:
         self._costs, self._space, self._shared = costs, space, shared
-        self._groups = GroupCosts(costs.communication)
+        self._groups = costs.communication.found.once("groups", lambda: GroupCosts(costs.communication))
         self._ranks = space.strategies[0].ranks
         self._whole = WholeLayers(costs, self._ranks)
         # Layers that take as long on every rank, of which the first stands for all: blocks repeat theirs.

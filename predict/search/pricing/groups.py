@@ -6,6 +6,7 @@ from typing import NamedTuple
 
 import numpy as np
 
+from paradl_bench.core.cache_keys import Answers
 from paradl_bench.plan.tasks import Collective
 from predict.costs.communication.collective_times import CollectiveTimes
 from predict.costs.communication.communication_costs import CommunicationCosts
@@ -34,10 +35,14 @@ class GroupCosts:
 
     A *link* is what decides the seconds of a group's collective of so many bytes: its fit at a level, how many ranks
     take part, and how many of them share a node.
+
+    Attributes:
+        found: sums of messages over links.
     """
 
     def __init__(self, communication: CommunicationCosts) -> None:
         self._communication = communication
+        self.found = Answers()
         self._fits: dict[tuple[str, str, int], int] = {}
         self._times: list[CollectiveTimes] = []
         # The first link is that of a rank by itself, which sends nothing.

@@ -8,7 +8,7 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from paradl_bench.core.cache_keys import Answers, Same
+from paradl_bench.core.cache_keys import Same
 from paradl_bench.plan.compute import gradient_order
 from paradl_bench.strategies.data.zero.units import shard_bytes, units_of
 from predict.costs.sourced import Floats, Ints
@@ -45,7 +45,6 @@ class ZeroMessages:
 
     def __init__(self, groups: GroupCosts, shared: SharedWorks) -> None:
         self._groups, self._shared = groups, shared
-        self._found = Answers()
         self._of_ranks: dict[tuple[frozenset[str], bool, int, tuple[int, ...]], Ints] = {}
 
     def links_of_parts(self, zero: int, group: Group, copies: Group) -> tuple[int, int, int, int]:
@@ -136,7 +135,7 @@ class ZeroMessages:
                 total += self._groups.seconds("all_reduce", copies, reduced)[reduced > 0].sum()
             return float(total)
 
-        return self._found.once((Same(gathered), Same(reduced), zero > 2, links), find)
+        return self._groups.found.once((Same(gathered), Same(reduced), zero > 2, links), find)
 
 
 def unit_bytes(shared: SharedWorks, sharing: Sharing, ranks: int, *, of_apart: bool = False) -> tuple[Floats, Floats]:

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import math
+from typing import Any
+
 import msgspec
 import pytest
 from profile_factory import (
@@ -22,7 +25,11 @@ from paradl_bench.core.errors import UserError
 from paradl_bench.network.graph import Layer
 from paradl_bench.plan.settings import PlanSettings, plan_settings
 from paradl_bench.plan.strategy import parse_strategy
+from paradl_bench.plan.tasks import Collective
 from paradl_bench.records.cluster import Cluster, ClusterFile, Level
+from paradl_bench.strategies.memory.of_plan import memory_of_plan
+from paradl_bench.strategies.memory.peak import MemoryUse
+from predict.costs import memory_estimate
 from predict.costs.cost_model import CostModel
 from predict.costs.hardware.what_if_hardware import Hardware, LinkFactors, changed_fit
 from predict.costs.sourced import Source
@@ -171,6 +178,37 @@ def test_closure_is_that_of_the_device_that_was_measured() -> None:
         return model.sums(model.place(parse_strategy("serial"), 8)).spread.remainders
 
     assert remainders(Hardware(peak_flops=4.0, memory_bandwidth=4.0)) == remainders(Hardware())
+
+
+def test_another_device_shares_the_costs_of_the_same_links() -> None:
+    model = CostModel(profile=NOISY, network=CHAIN)
+    limited = msgspec.structs.replace(model.communication.cluster, memory_bytes_per_rank=1.0)
+    stated, model.communication.cluster = model.communication.cluster, limited
+    device, links = (model.on(Hardware(**{name: 2.0})).communication for name in ("peak_flops", "bandwidth"))
+    assert device.found is model.communication.found
+    assert links.found is not model.communication.found
+    # A limit that was asked for is of the model that it was asked of.
+    assert device.cluster == links.cluster == stated
+    work = Collective(operation="all_reduce", message_bytes=1 << 22, ranks=2)
+    of_base, of_device, of_links = (
+        costs.cost(work, parse_strategy("d2")).cost.seconds for costs in (model.communication, device, links)
+    )
+    assert of_device == of_base > of_links
+
+
+def test_a_walk_beyond_its_limit_is_taken_once_for_that_limit(monkeypatch: pytest.MonkeyPatch) -> None:
+    walked: list[float] = []
+
+    def walk(*asked: Any, within: float, **rest: Any) -> MemoryUse:
+        walked.append(within)
+        return memory_of_plan(*asked, within=within, **rest)
+
+    monkeypatch.setattr(memory_estimate, "memory_of_plan", walk)
+    model, settings = CostModel(profile=NOISY, network=CHAIN), PlanSettings(batch=8)
+    strategy = parse_strategy("d2")
+    for within in (1.0, 1.0, 2.0, math.inf, 1.0):
+        model.memory(strategy, settings, within)
+    assert walked == [1.0, 2.0, math.inf]
 
 
 def test_bucket_copies_follow_memory_but_for_their_fixed_part() -> None:
