@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Iterator, Sequence
 
 import numpy as np
 
+from paradl_bench.core.cache_keys import Answers
 from paradl_bench.core.errors import UserError
 from paradl_bench.network.graph import ModelGraph
 from paradl_bench.plan.axes.kind import Trait
@@ -51,6 +53,8 @@ class Finder:
         self._most_stages = most_stages(network)
         self._refusals = Refusals(network, settings)
         self._shared_axes = SharedAxes(network, settings, ranks, impossible, like)
+        # Of meshes with as many stages and replicas: there are a few ways to be that, and thousands of meshes.
+        self._found = Answers()
 
     @property
     def mirrors(self) -> Iterator[str]:
@@ -109,25 +113,26 @@ class Finder:
 
     def combinations(self, mesh: Mesh) -> Settings:
         """Micro-batches, schedule, bucket size and what is computed again, of a mesh's candidates: a row each."""
-        caps = range(len(self._caps)) if mesh.exchanges and mesh.zero < 2 else (0,)
+        caps = len(self._caps) if mesh.exchanges and mesh.zero < 2 else 1
         again = self._computed_again(mesh)
         local = self._settings.batch // mesh.samplers
-        if mesh.stages == 1:
-            turns = {0: [count for count in divisors(local) if count <= MOST_TRIED_MICRO_BATCHES]}
-        else:
-            turns = {
-                index: [count for count in divisors(local) if self._takes_turns(mesh, index, count)]
-                for index in range(len(self._schedules))
-            }
-        rows = []
-        for index, counts in turns.items():
-            kept = mesh.stages > 1 and self._parts_backward[index]
-            possible = [which for which in again if not (kept and self._held[which]["recompute"])]
-            grid = np.meshgrid(counts, (index,), caps, possible, indexing="ij")
-            rows.append(np.stack(grid, axis=-1).reshape(-1, 4).astype(np.int32))
-        return np.concatenate(rows)
+        if mesh.stages > 1:
+            for text in self._found.once(("refused", mesh.stages, local), lambda: self._refused(mesh.stages, local)):
+                self._impossible.add_settings(text, mesh, mesh.order_count)
+        key = "rows", mesh.stages, local, caps, again
+        return self._found.once(key, lambda: self._rows(mesh.stages, local, caps, again))
 
-    def _computed_again(self, mesh: Mesh) -> list[int]:
+    def _rows(self, stages: int, local: int, caps: int, again: tuple[int, ...]) -> Settings:
+        """Those of so many stages, with so many samples, sizes of buckets, and choices of what is computed again."""
+        rows: list[tuple[int, ...]] = []
+        for index in range(len(self._schedules) if stages > 1 else 1):
+            kept = stages > 1 and self._parts_backward[index]
+            possible = [which for which in again if not (kept and self._held[which]["recompute"])]
+            counts = [count for count in _turns(local) if stages == 1 or not self._refusal(stages, index, count)]
+            rows += itertools.product(counts, (index,), range(caps), possible)
+        return np.array(rows, np.int32).reshape(-1, 4)
+
+    def _computed_again(self, mesh: Mesh) -> tuple[int, ...]:
         """What the mesh can have of ``held``; placements that it rules out are counted."""
         possible = []
         for which, chosen in enumerate(self._held):
@@ -140,18 +145,23 @@ class Finder:
             names = [schedule.name for schedule in self._schedules if schedule.splits_backward]
             text = f"--schedule {' and '.join(names)} with --recompute, which runs under other schedules"
             self._impossible.add_settings(text, mesh, mesh.order_count)
-        return possible
+        return tuple(possible)
 
-    def _takes_turns(self, mesh: Mesh, index: int, count: int) -> bool:
+    def _refused(self, stages: int, local: int) -> tuple[str, ...]:
+        """Why schedules cannot run some numbers of micro-batches of so many samples."""
+        tried = itertools.product(range(len(self._schedules)), _turns(local))
+        refusals = (self._refusal(stages, index, count) for index, count in tried)
+        return tuple(dict.fromkeys(filter(None, refusals)))
+
+    def _refusal(self, stages: int, index: int, count: int) -> str:
         schedule = self._schedules[index]
-        if count > MOST_TRIED_MICRO_BATCHES:
-            return False
-        if schedule.stages(mesh.stages) > self._most_stages:
-            text = f"{schedule.name}: {schedule.stages_per_rank} stages a rank, {self._most_stages} are the most"
-            self._impossible.add_settings(text, mesh, mesh.order_count)
-        elif schedule.refusal(mesh.stages, count):
-            text = f"some numbers of micro-batches, which --schedule {schedule.name} cannot run"
-            self._impossible.add_settings(text, mesh, mesh.order_count)
-        else:
-            return True
-        return False
+        if schedule.stages(stages) > self._most_stages:
+            return f"{schedule.name}: {schedule.stages_per_rank} stages a rank, {self._most_stages} are the most"
+        if schedule.refusal(stages, count):
+            return f"some numbers of micro-batches, which --schedule {schedule.name} cannot run"
+        return ""
+
+
+def _turns(samples: int) -> list[int]:
+    """Numbers of micro-batches that are tried of so many samples."""
+    return [count for count in divisors(samples) if count <= MOST_TRIED_MICRO_BATCHES]
