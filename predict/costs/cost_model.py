@@ -365,12 +365,12 @@ class CostModel:
         spread = self._model.spread(*place, shard)
         measured = self._model.nearest_shard(*place, shard)
         if measured is None or plan is None:
-            plan, measured = self._serial, self._model.nearest(*place)
+            plan, measured = None, self._model.nearest(*place)
         if measured is None or not self.layers_from.measured or not measured.iteration.median_s:
             return spread
         key = measured.batch, measured.ranks_on_host, measured.shard
         if key not in self._remainders:
-            self._remainders[key] = 1 - self._added_up_s(plan, measured) / measured.iteration.median_s
+            self._remainders[key] = 1 - self._added_up_s(plan or self._serial, measured) / measured.iteration.median_s
         return spread._replace(remainders=(*spread.remainders, self._remainders[key]))
 
     def _added_up_s(self, plan: Plan, measured: ModelTime) -> float:
