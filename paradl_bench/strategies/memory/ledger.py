@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from typing import Literal, NamedTuple
+
+UNMARKED = (-(1 << 62), 0)
+"""The peak of a ledger on which no moment was noted yet."""
 
 
 @dataclass(slots=True, eq=False)
@@ -37,6 +41,45 @@ class Ledger:
         activations, of_parameters = self.activations + more, self.gradients + gradients
         if activations + of_parameters > self.peak[0] + self.peak[1]:
             self.peak = activations, of_parameters
+
+
+Place = Literal["start", "FW", "again", "BW", "behind", "end"]
+"""In the pass of a micro-batch: forward of a layer, forward again before backward of one, backward, and behind it."""
+
+
+class Moment(NamedTuple):
+    """What a walk holds from a place on, until it comes to the next.
+
+    Attributes:
+        activations: bytes when it comes there. peak: from then on, with the gradients that are made meanwhile alone.
+    """
+
+    place: Place
+    layer: int
+    activations: int
+    peak: tuple[int, int]
+
+
+@dataclass(slots=True)
+class Moments(Ledger):
+    """A ledger of a walk whose gradients follow from the places that it comes to."""
+
+    peak: tuple[int, int] = UNMARKED
+    _passed: list[Moment] = field(default_factory=list)
+    _here: Moment = field(default_factory=lambda: Moment("start", 0, 0, UNMARKED))
+
+    def come_to(self, place: Place, layer: int = 0) -> None:
+        """What is marked from now on belongs to this place."""
+        self._passed.append(self._here._replace(peak=self.peak))
+        self._here = Moment(place, layer, self.activations, UNMARKED)
+        self.gradients, self.peak = 0, UNMARKED
+
+    def passed(self) -> list[Moment]:
+        """Those of the pass that ends here; the next one starts."""
+        self.come_to("end")
+        self.come_to("start")
+        passed, self._passed = self._passed, []
+        return passed
 
 
 def hold(storage: Storage) -> Storage:

@@ -14,11 +14,15 @@ Where ranks differ, the one that needs most is the answer. Pipelines are put tog
 
 from __future__ import annotations
 
+import hashlib
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Hashable, Iterable, Mapping, Sequence
 from types import MappingProxyType
 from typing import NamedTuple, Protocol, runtime_checkable
 
+import msgspec
+
+from paradl_bench.core.cache_keys import Answers
 from paradl_bench.network.graph import DTYPE_BYTES, ModelGraph, Tensor
 from paradl_bench.network.kinds.autocast import KEPT_DTYPE, given_dtype, has_masters
 from paradl_bench.network.optimizers import optimizer_named
@@ -30,13 +34,16 @@ from paradl_bench.plan.settings import PlanSettings
 from paradl_bench.plan.strategy import Axis, Strategy
 from paradl_bench.strategies.frameworks.framework_memory import ADDED_IN_KERNEL, GROUPED, FrameworkMemory
 from paradl_bench.strategies.frameworks.presets import framework_of
-from paradl_bench.strategies.memory.ledger import Ledger
+from paradl_bench.strategies.memory.ledger import Ledger, Moment, Moments
 from paradl_bench.strategies.memory.liveness import Liveness
 from paradl_bench.strategies.memory.rank_operations import RankRun
 from paradl_bench.strategies.nesting.catalog import planner_for
 from paradl_bench.strategies.passes.lower_precision import settings_of_update
 from paradl_bench.strategies.passes.recomputation import repeated_by_model, segments_of
 from paradl_bench.strategies.passes.weight_update import copies_of_state
+
+_WALKED = Answers(16)
+"""Moments of walks by all that these depend on: plans of a search that hold other parts walk alike."""
 
 
 class PartedState(Protocol):
@@ -45,8 +52,11 @@ class PartedState(Protocol):
     def held(self, network: ModelGraph) -> ModelGraph | None:
         """The network as the rank with most of it holds it; None where parameters are whole."""
 
-    def walk(self, ledger: Ledger, network: ModelGraph, run: RankRun) -> Liveness:
-        """The walk of a rank, where parameters are not whole."""
+    def walk(self, moments: Moments, network: ModelGraph, run: RankRun) -> Liveness:
+        """The walk of a rank where parameters are not whole, which is the same whatever part of them it holds."""
+
+    def count_held(self, ledger: Ledger, network: ModelGraph, device: str, passes: Sequence[Sequence[Moment]]) -> None:
+        """Count what a rank holds at the moments of that walk, micro-batch after micro-batch."""
 
     def updated(self, network: ModelGraph, *, evenly: bool = False) -> tuple[Tensor, ...] | None:
         """The parameters whose optimizer state the rank with most keeps; None for all that it holds.
@@ -124,25 +134,24 @@ def per_phase_memory(
     Raises:
         UserError: an optimizer whose state is not known.
     """
-    ledger, samples = Ledger(), local_batch // micro_batches
-    framework = framework_of(settings)
+    samples, framework = local_batch // micro_batches, framework_of(settings)
     run = RankRun(
         samples=samples, dtype=dtype, device=device, shards=shards, recomputed=recomputed, framework=framework
     )
-    ledger.gradients = buffer_bytes(network, framework)
+    ledger = Ledger(gradients=buffer_bytes(network, framework))
     in_parts = parted.held(network) if parted else None
     held = in_parts or network
+    # All micro-batches after the first find what the second does.
+    times, received_bytes = min(micro_batches, 2), block_elements * samples * DTYPE_BYTES[given_dtype(dtype)]
     if parted and in_parts:
         exchanged = False
-        walk = parted.walk(ledger, network, run)
+        asked = _content(network, run), times, received_bytes
+        passes = _WALKED.once(asked, lambda: _passes(parted, network, run, times, received_bytes))
+        parted.count_held(ledger, network, device, passes)
     else:
         walk = Liveness(ledger, network, run)
-    # All micro-batches after the first find what the second does.
-    for _ in range(min(micro_batches, 2)):
-        received = ledger.allocate(block_elements * samples * DTYPE_BYTES[given_dtype(dtype)])
-        left = walk.forward(received)
-        ledger.release(received)
-        walk.backward(left)
+        for _ in range(times):
+            _pass(walk, ledger, received_bytes)
     state = optimizer_state(held, settings, device, updated_by_rank(parted, network, framework))
     return memory_use(
         {
@@ -151,6 +160,32 @@ def per_phase_memory(
             **moving_parts(ledger, state),
         }
     )
+
+
+def _pass(walk: Liveness, ledger: Ledger, received_bytes: int) -> None:
+    received = ledger.allocate(received_bytes)
+    left = walk.forward(received)
+    ledger.release(received)
+    walk.backward(left)
+
+
+def _passes(
+    parted: PartedState, network: ModelGraph, run: RankRun, times: int, received_bytes: int
+) -> list[list[Moment]]:
+    """The moments of so many micro-batches."""
+    moments, passes = Moments(), list[list[Moment]]()
+    walk = parted.walk(moments, network, run)
+    for _ in range(times):
+        _pass(walk, moments, received_bytes)
+        passes.append(moments.passed())
+    return passes
+
+
+def _content(network: ModelGraph, run: RankRun) -> Hashable:
+    """All that a walk depends on: of layers, which are many, a digest."""
+    again = [(layers.start, layers.stop) for layers in run.recomputed]
+    told = msgspec.msgpack.encode((network, sorted(run.shards.items()), again))
+    return hashlib.sha256(told).digest(), run.samples, run.dtype, run.device, run.framework
 
 
 class OptimizerState(NamedTuple):

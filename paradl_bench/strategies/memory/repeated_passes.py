@@ -14,11 +14,9 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 from paradl_bench.plan.schedules.schedule import Direction
-from paradl_bench.strategies.memory.ledger import Gradient, Ledger, Storage
+from paradl_bench.strategies.memory.ledger import UNMARKED, Gradient, Ledger, Storage
 from paradl_bench.strategies.memory.liveness import Pass
 from paradl_bench.strategies.memory.parted_liveness import PartedLiveness
-
-_UNMARKED = (-(1 << 62), 0)
 
 
 @dataclass(slots=True)
@@ -29,7 +27,7 @@ class _Scratch(Ledger):
         peak_later: the peak, were all gradients of parameters added to earlier ones.
     """
 
-    peak_later: tuple[int, int] = _UNMARKED
+    peak_later: tuple[int, int] = UNMARKED
 
     def mark(self, more: int = 0, gradients: int = 0) -> None:
         """See :class:`Ledger`."""
@@ -42,7 +40,7 @@ class _Scratch(Ledger):
     def start_over(self) -> None:
         """Count from here on."""
         self.activations = self.gradients = 0
-        self.peak = self.peak_later = _UNMARKED
+        self.peak = self.peak_later = UNMARKED
 
 
 class _Effect(NamedTuple):
@@ -184,7 +182,7 @@ class RepeatedPasses:
 
     def _repeat(self, effect: _Effect) -> list[Storage]:
         ledger = self._ledger
-        if effect.peak != _UNMARKED:
+        if effect.peak != UNMARKED:
             ledger.mark(*effect.peak)
         ledger.activations += effect.activations
         ledger.gradients += effect.gradients

@@ -22,6 +22,7 @@ from collections.abc import Iterator, Mapping, Sequence
 
 import msgspec
 
+from paradl_bench.core.cache_keys import Answers
 from paradl_bench.network.graph import DTYPE_BYTES, ModelGraph
 from paradl_bench.network.kinds.autocast import given_dtype
 from paradl_bench.plan.axes.kind import Trait
@@ -56,6 +57,9 @@ from paradl_bench.strategies.passes.lower_precision import settings_of_update
 from paradl_bench.strategies.pipeline.axis import PipelineOptions, micro_batches
 from paradl_bench.strategies.pipeline.stage_shards import StageShard, likeness, message_bytes, shard_stage
 from paradl_bench.strategies.pipeline.stages import cut_into_stages, places_of_shared, sent_to_places
+
+_LATEST = Answers(32)
+"""Walks over stages by all that these depend on, of all plans; each plan keeps its own, however many these are."""
 
 
 def pipelined_memory(
@@ -172,7 +176,7 @@ class _WalksOfStages:
 
     def __init__(self, micro_batch: int, dtype: str, device: str, framework: FrameworkMemory) -> None:
         self._micro_batch, self._dtype, self._device, self._framework = micro_batch, dtype, device, framework
-        self._known: dict[tuple[bytes, int, tuple[int, ...]], Walks] = {}
+        self._known = Answers()
 
     def of(self, shard: StageShard, block_bytes: int) -> Walks:
         """Those of a stage, or of one like it.
@@ -183,11 +187,13 @@ class _WalksOfStages:
         drops = self._framework.drops_messages
         received_bytes = block_bytes + (sum(message_bytes(shard.receives, self._micro_batch)) if drops else 0)
         sent = message_bytes(shard.sends, self._micro_batch)
-        key = likeness(shard), received_bytes, sent
-        if key not in self._known:
+        key = likeness(shard), received_bytes, sent, self._micro_batch, self._dtype, self._device, self._framework
+
+        def find() -> Walks:
             walk = functools.partial(_walk, shard.network, self._run_of(shard))
-            self._known[key] = Walks(walk, received_bytes, sent, into_buffers=not self._framework.drops_messages)
-        return self._known[key]
+            return Walks(walk, received_bytes, sent, into_buffers=not drops)
+
+        return self._known.once(key, lambda: _LATEST.once(key, find))
 
     def _run_of(self, shard: StageShard) -> RankRun:
         stage = shard.stage

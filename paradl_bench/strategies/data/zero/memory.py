@@ -23,7 +23,7 @@ from paradl_bench.plan.compute import gradient_order, layers_with_gradient, oper
 from paradl_bench.strategies.data.zero.sharing import Part, Shares, parts_of, state_parts
 from paradl_bench.strategies.data.zero.units import Unit, as_reduced, units_of
 from paradl_bench.strategies.exchange.buckets import total_bytes
-from paradl_bench.strategies.memory.ledger import Gradient, Ledger, Storage
+from paradl_bench.strategies.memory.ledger import UNMARKED, Gradient, Ledger, Moment, Moments, Storage
 from paradl_bench.strategies.memory.liveness import Liveness, Pass
 from paradl_bench.strategies.memory.peak import updated_parameters
 from paradl_bench.strategies.memory.rank_operations import RankRun
@@ -48,9 +48,39 @@ class ZeroState(NamedTuple):
         )
         return msgspec.structs.replace(network, parameters=parameters)
 
-    def walk(self, ledger: Ledger, network: ModelGraph, run: RankRun) -> Liveness:
-        """With units that are gathered and gradients that are reduced."""
-        return ShardedLiveness(ledger, network, run, self)
+    def walk(self, moments: Moments, network: ModelGraph, run: RankRun) -> Liveness:
+        """Which tells when units are gathered, and gradients reduced."""
+        return ShardedLiveness(moments, network, run)
+
+    def count_held(self, ledger: Ledger, network: ModelGraph, device: str, passes: Sequence[Sequence[Moment]]) -> None:
+        """Units and gradients at the moments of the walks of micro-batches; they count with the gradients."""
+        units = _ShardedUnits(network, self, device)
+        in_forward, entering = units.in_forward()
+        backward, held = units.in_backward(), 0
+        made = [total_bytes(parameters) for parameters in _made_with(network)]
+        for place, layer, activations, peak in itertools.chain.from_iterable(passes):
+            ledger.activations = activations
+            if place == "FW":
+                ledger.gradients = held + entering.get(layer, 0)
+                ledger.mark()
+                ledger.gradients = held + in_forward[layer]
+            elif place == "again":
+                # Backward has gathered the unit, and holds gradients.
+                ledger.gradients = backward.working[layer]
+            elif place == "BW":
+                ledger.gradients = backward.entering.get(layer, 0)
+                ledger.mark()
+                # A gradient that is added to that of a later layer is there beside it.
+                ledger.gradients = max(0, backward.working[layer] - made[layer])
+            elif place == "behind":
+                ledger.gradients = backward.reducing[layer]
+                ledger.mark()
+            elif place == "end":
+                # What is left are the reduced gradients, which further micro-batches add theirs to.
+                held = ledger.gradients = units.scattered_bytes
+                backward = units.in_backward(held=held)
+            if peak != UNMARKED:
+                ledger.mark(peak[0] - activations, peak[1])
 
     def updated(self, network: ModelGraph, *, evenly: bool = False) -> tuple[Tensor, ...] | None:
         """Of stage 1, which parts the update alone."""
@@ -83,50 +113,30 @@ class ZeroState(NamedTuple):
 
 
 class ShardedLiveness(Liveness):
-    """The walk of a rank under stages 2 and 3; what it gathers and reduces counts with the gradients.
+    """The walk of a rank under stages 2 and 3, which tells where it is; what it holds but for units and gradients."""
 
-    Args:
-        state: how parameters are held.
-    """
-
-    def __init__(self, ledger: Ledger, network: ModelGraph, run: RankRun, state: ZeroState) -> None:
-        super().__init__(ledger, network, run)
-        self._units = _ShardedUnits(network, state, run.device)
-        self._in_forward, self._entering = self._units.in_forward()
-        self._backward = self._units.in_backward()
-        self._made = _made_with(network)
-        self._held = 0
+    def __init__(self, moments: Moments, network: ModelGraph, run: RankRun) -> None:
+        super().__init__(moments, network, run)
+        self._moments = moments
         self._again: int | None = None
 
     def _compute_again(self, layers: range, left: Pass, which: int) -> None:
-        # Backward has gathered the unit, and holds gradients.
-        self._again = self._backward.working[layers[-1]]
+        self._again = layers[-1]
         super()._compute_again(layers, left, which)
         self._again = None
 
     def _run(self, i: int, read: Sequence[Storage], saved: list[Storage]) -> Storage:
         if self._again is None:
-            self._ledger.mark(gradients=self._held + self._entering.get(i, 0) - self._ledger.gradients)
-        self._ledger.gradients = self._held + self._in_forward[i] if self._again is None else self._again
+            self._moments.come_to("FW", i)
+        else:
+            self._moments.come_to("again", self._again)
         return super()._run(i, read, saved)
 
     def _differentiate(self, i: int, arrived: Sequence[Gradient], saved: list[Storage]) -> list[tuple[int, Gradient]]:
-        # A gradient that is added to that of a later layer is there beside it.
-        made = total_bytes(self._made[i])
-        self._ledger.gradients = self._backward.entering.get(i, 0)
-        self._ledger.mark()
-        self._ledger.gradients = max(0, self._backward.working[i] - made)
+        self._moments.come_to("BW", i)
         gradients = super()._differentiate(i, arrived, saved)
-        self._ledger.gradients = self._backward.reducing[i]
-        self._ledger.mark()
+        self._moments.come_to("behind", i)
         return gradients
-
-    def backward(self, left: Pass, given: Sequence[Gradient] = ()) -> list[Storage]:
-        """As without shards; what is left are the reduced gradients, which further micro-batches add theirs to."""
-        storages = super().backward(left, given)
-        self._held = self._ledger.gradients = self._units.scattered_bytes
-        self._backward = self._units.in_backward(held=self._held)
-        return storages
 
 
 def _kept_bytes(part: Part, parameters: tuple[Tensor, ...], dtype: str) -> int:

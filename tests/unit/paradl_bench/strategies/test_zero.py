@@ -9,15 +9,19 @@ import pytest
 from network_factory import NetworkFactory
 from profile_factory import make_network, make_profile, ring_fit
 
+from paradl_bench.core.cache_keys import Answers
 from paradl_bench.core.errors import UserError
 from paradl_bench.network.graph import Layer, ModelGraph, Tensor
-from paradl_bench.plan.settings import PlanSettings
+from paradl_bench.plan.settings import PlanSettings, plan_settings
 from paradl_bench.plan.strategy import parse_strategy
 from paradl_bench.plan.tasks import Collective, Compute, Phase, Plan, Role, WeightUpdate
 from paradl_bench.strategies.data.zero.memory import ZeroState
 from paradl_bench.strategies.data.zero.sharing import Shares
 from paradl_bench.strategies.data.zero.units import optimizer_parts, units_of
-from paradl_bench.strategies.memory.peak import per_phase_memory
+from paradl_bench.strategies.memory import peak
+from paradl_bench.strategies.memory.liveness import Liveness
+from paradl_bench.strategies.memory.of_plan import memory_of_plan
+from paradl_bench.strategies.memory.peak import MemoryUse, per_phase_memory
 from paradl_bench.strategies.nesting.catalog import planner_for
 from predict.costs.cost_model import CostModel
 from predict.prediction.prediction import Predictor
@@ -284,6 +288,24 @@ def test_stage_2_holds_gradients_twice_while_they_are_reduced() -> None:
         make_network((400, 40, 40, 800)), 1, PlanSettings(batch=1), exchanged=False, parted=ZeroState(2, OF_FOUR)
     )
     assert found.parts_bytes["gradients"] == pytest.approx(first + second + 2 * last + last / 4, rel=0.02)
+
+
+@pytest.mark.parametrize("accumulate", [1, 3])
+def test_plans_of_other_shards_share_a_walk_to_the_byte(monkeypatch: pytest.MonkeyPatch, accumulate: int) -> None:
+    network, walked, forward = make_network((400, 40, 40, 800), buffers=True), [], Liveness.forward
+    monkeypatch.setattr(Liveness, "forward", lambda *given: walked.append(1) or forward(*given))
+
+    def found(text: str) -> MemoryUse:
+        settings = plan_settings(batch=24 * parse_strategy(text).ranks, accumulate=accumulate)
+        return memory_of_plan(network, parse_strategy(text), settings)
+
+    monkeypatch.setattr(peak, "_WALKED", Answers())
+    strategies = "z2d4", "z3d4", "z3d8", "d2z3d4"
+    together = [found(text) for text in strategies]
+    assert len(walked) == min(accumulate, 2)
+    for text, use in zip(strategies, together, strict=True):
+        monkeypatch.setattr(peak, "_WALKED", Answers())
+        assert found(text) == use
 
 
 def test_predictions_know_the_stages() -> None:

@@ -8,6 +8,7 @@ import pytest
 from network_factory import NetworkFactory
 from profile_factory import make_network
 
+from paradl_bench.core.cache_keys import Answers
 from paradl_bench.network.graph import ModelGraph
 from paradl_bench.plan.settings import PlanSettings, plan_settings
 from paradl_bench.plan.strategy import parse_strategy
@@ -88,9 +89,13 @@ def test_stages_alike_share_a_walk_to_the_byte(
 ) -> None:
     network, walked = make_network(widths, buffers=True), []
     settings = plan_settings(batch=32, micro_batches=8, schedule=schedule)
+    monkeypatch.setattr(memory, "_LATEST", Answers())
     monkeypatch.setattr(memory, "Walks", lambda *given, **named: walked.append(1) or Walks(*given, **named))
     together = pipelined_memory(network, parse_strategy(text), settings)
     shared = len(walked)
+    # Another plan has the same stages.
+    assert pipelined_memory(network, parse_strategy(text), settings) == together
+    assert len(walked) == shared
     numbers = itertools.count()
     monkeypatch.setattr(memory, "likeness", lambda _: str(next(numbers)).encode())
     assert pipelined_memory(network, parse_strategy(text), settings) == together
