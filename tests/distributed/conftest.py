@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator
 
 import pytest
@@ -9,6 +10,15 @@ import pytest
 pytest.importorskip("torch", reason="torch is not installed: pip install -e '.[bench,test]'")
 
 from forked_ranks import RankServers
+from shared_traces import shared_in
+
+
+@pytest.fixture(scope="session", autouse=True)
+def shared_traces(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    own = tmp_path_factory.getbasetemp()
+    # Folders of workers lie in one of the run.
+    with shared_in((own.parent if "PYTEST_XDIST_WORKER" in os.environ else own) / "traces"):
+        yield
 
 
 @pytest.fixture(scope="session")

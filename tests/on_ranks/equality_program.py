@@ -18,13 +18,13 @@ from typing import Any
 
 import equality_networks
 import torch
+from shared_traces import trace_together, traced
 
 from paradl_bench.core.errors import UserError
 from paradl_bench.measure.proof.comparison import Tolerance
 from paradl_bench.measure.proof.parts import own_parts, place_of
 from paradl_bench.measure.proof.proving import Case, StrategyProof
 from paradl_bench.measure.proof.reference import JoinedRanks
-from paradl_bench.measure.tracing.tracing import trace_network
 from paradl_bench.network.graph import ModelGraph
 from paradl_bench.network.models.catalog import LoadedModel, load_model
 from paradl_bench.plan.axes.kind import Trait
@@ -46,18 +46,20 @@ def assert_close(found: torch.Tensor, exact: torch.Tensor) -> None:
 
 
 def load(case: dict[str, Any]) -> LoadedModel:
+    return load_model(name_of(case))
+
+
+def name_of(case: dict[str, Any]) -> str:
     name = case["network"]
     if not isinstance(name, str):
         equality_networks.drawn = lambda: equality_networks.Drawn(**case["network"])  # type: ignore[attr-defined]
         name = "drawn"
     place, _, factory = name.rpartition(".")
-    return load_model(f"{place or 'equality_networks'}:{factory}")
+    return f"{place or 'equality_networks'}:{factory}"
 
 
-@functools.cache
-def traced(name: str) -> ModelGraph:
-    """Once for all cases of a network: to trace it takes as long as its iterations."""
-    return trace_network(load({"network": name}))
+def network_of(case: dict[str, Any]) -> ModelGraph:
+    return traced(name_of(case), json.dumps(case["network"]))
 
 
 class Comparison:
@@ -68,8 +70,7 @@ class Comparison:
         self.seeded = case.get("seeded", False)
         self.context = context
         self.model, serial = load(case), load(case)
-        name = case["network"]
-        self.network = traced(name) if isinstance(name, str) else trace_network(self.model)
+        self.network = network_of(case)
         self.replicas = degree_of(self.strategy, Trait.DIVIDES_BATCH)
         chosen = {"first_bucket_bytes": 1000, "bucket_cap_bytes": 1000, **case.get("options", {})}
         self.settings = plan_settings(
@@ -187,8 +188,8 @@ def run_cases(cases: list[dict[str, Any]], context: RankContext) -> dict[str, An
 def main(cases: Path, result: Path) -> None:
     with join_ranks("gloo", "cpu", timeout_s=60) as context:
         asked = json.loads(cases.read_text())
-        for name in {case["network"]: None for case in asked if isinstance(case["network"], str)}:
-            traced(name)
+        of_networks = {json.dumps(case["network"]): case for case in asked}
+        trace_together((functools.partial(network_of, case) for case in of_networks.values()), context)
         # What was imported and traced stays: a collection after each case is to be of that case.
         gc.freeze()
         found = run_cases(asked, context)

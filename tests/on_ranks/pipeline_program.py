@@ -20,7 +20,6 @@ import contextlib
 import functools
 import gc
 import json
-import os
 import sys
 from collections.abc import Iterable
 from typing import Any, NamedTuple
@@ -31,6 +30,7 @@ import msgspec
 import torch
 import torch.distributed as dist
 from equality_program import TOLERANCE
+from shared_traces import trace_together, traced
 from torch.distributed.tensor import DTensor
 
 from paradl_bench.measure.execution.micro_steps import MicroSteps
@@ -39,7 +39,6 @@ from paradl_bench.measure.proof import proving
 from paradl_bench.measure.proof.parts import own_parts, place_of, whole
 from paradl_bench.measure.proof.reference import JoinedRanks
 from paradl_bench.measure.tracing.gradient_order import GradientOrder
-from paradl_bench.measure.tracing.tracing import trace_network
 from paradl_bench.measure.training.calls.recorder import CollectiveRecorder, When, differences, planned_collectives
 from paradl_bench.network.graph import ModelGraph
 from paradl_bench.network.kinds.autocast import has_masters
@@ -107,23 +106,23 @@ class Case(NamedTuple):
         )
 
     def load(self) -> tuple[LoadedModel, ModelGraph]:
-        # Another test of this process keeps other networks under the same names, in a file of its own.
-        return load(self.name), traced(self.name, os.environ.get(drawn_networks.KEPT, ""))
+        return load(self.name), network_of(self.name)
 
     def build(self, model: LoadedModel, network: ModelGraph, context: RankContext) -> ParallelModule:
         return build_parallel(model.module, network, self.strategy, self.settings, context.device, model.loss)
 
 
 def load(name: str) -> LoadedModel:
+    return load_model(_whole_name(name))
+
+
+def network_of(name: str) -> ModelGraph:
+    return traced(_whole_name(name), _drawn(name))
+
+
+def _whole_name(name: str) -> str:
     place, _, factory = name.rpartition(".")
-    return load_model(f"{place or 'pipeline_networks'}:{factory}")
-
-
-@functools.cache
-def traced(name: str, kept_in: str) -> ModelGraph:
-    """Once for all cases of a network, of ``kept_in`` where it was drawn: to load and trace it took as long as all
-    iterations."""
-    return trace_network(load(name))
+    return f"{place or 'pipeline_networks'}:{factory}"
 
 
 def case_of(text: str) -> Case:
@@ -338,8 +337,8 @@ def apart(pairs: Iterable[tuple[torch.Tensor, torch.Tensor]]) -> float:
 
 def main(cases: list[str]) -> None:
     with join_ranks("gloo", "cpu", timeout_s=60) as context:
-        for name in {text.partition(":")[0]: None for text in cases}:
-            traced(name, os.environ.get(drawn_networks.KEPT, ""))
+        names = dict.fromkeys(text.partition(":")[0] for text in cases)
+        trace_together((functools.partial(network_of, name) for name in names), context)
         # What was imported and traced stays: a collection after each case is to be of that case.
         gc.freeze()
         for text in cases:

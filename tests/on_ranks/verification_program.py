@@ -18,13 +18,12 @@ from unittest import mock
 
 import msgspec
 import torch
+from shared_traces import trace_together, traced
 from torch import nn
 
 from paradl_bench.measure.proof import proving
 from paradl_bench.measure.proof.prove import Subject, prove
 from paradl_bench.measure.proof.reference import JoinedRanks
-from paradl_bench.measure.tracing.tracing import trace_network
-from paradl_bench.network.graph import ModelGraph
 from paradl_bench.network.models.catalog import LoadedModel, load_model
 from paradl_bench.plan.axes.kind import Trait
 from paradl_bench.plan.axis_planner import steps_of
@@ -181,17 +180,11 @@ def _told(text: str) -> Iterator[None]:
         raise AssertionError(f"{text}: {error}") from error
 
 
-@functools.cache
-def traced(name: str) -> ModelGraph:
-    """Once for all cases of a network."""
-    return trace_network(load_model(f"verification_program:{name}"))
-
-
 def run(text: str, context: RankContext) -> dict[str, Any]:
     """What a proof says of one case."""
     name, axes, wrong, *options = text.split(":")
     model = load_model(f"verification_program:{name}")
-    network, strategy = traced(name), parse_strategy(axes)
+    network, strategy = traced(f"verification_program:{name}"), parse_strategy(axes)
     chosen = {key: int(value) if value.isdigit() else value for key, value in (o.split("=") for o in options)}
     if "recompute" in chosen:
         chosen["recompute"] = (chosen["recompute"],)
@@ -229,8 +222,8 @@ def main(result: Path, cases: list[str]) -> None:
     # Models are found by the name of their module, and this one runs as a program.
     sys.modules["verification_program"] = sys.modules[__name__]
     with join_ranks("gloo", "cpu", timeout_s=120) as context:
-        for name in {text.partition(":")[0]: None for text in cases}:
-            traced(name)
+        names = dict.fromkeys(f"verification_program:{text.partition(':')[0]}" for text in cases)
+        trace_together((functools.partial(traced, name) for name in names), context)
         # What was imported and traced stays: a collection after each case is to be of that case.
         gc.freeze()
         found = {text: run(text, context) for text in cases}

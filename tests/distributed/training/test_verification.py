@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -54,9 +55,9 @@ def found(tmp_path_factory: pytest.TempPathFactory) -> dict[str, dict[str, Any]]
     result = tmp_path_factory.mktemp("verification") / "result.json"
     others = ["Mixing:d2:right", "Counting:p2:right", "Counting:d2:right", "Mixing:f2:right", "Narrow:f2:right"]
     others += ["Drawing:d2:right", "Mixing:d2:no-exchange"]
-    launch_ranks(
-        [sys.executable, str(PROGRAM), str(result), *WRONG, *RIGHT, *others], ranks=2, device="cpu", timeout_s=600
-    )
+    command = [sys.executable, str(PROGRAM), str(result), *WRONG, *RIGHT, *others]
+    beside = {"PYTHONPATH": os.pathsep.join(map(str, (PROGRAM.parents[1] / "distributed", PROGRAM.parents[2])))}
+    launch_ranks(command, ranks=2, device="cpu", timeout_s=600, environment=beside)
     answers: dict[str, dict[str, Any]] = json.loads(result.read_text())
     return answers
 
