@@ -12,11 +12,11 @@ with nothing cached from before (the model was run whole to see whether it runs)
 from __future__ import annotations
 
 import contextlib
+import os
 import threading
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -56,7 +56,7 @@ _TOTAL = "Total"
 _LET_GO_S, _LET_GO_AT_MOST_S = 1e-3, 0.2
 """What a communication thread is given to let go of a message that is done: it may share a core with this one, and hold
 the message for as long as it has to wait for it. So peaks are repeatable."""
-_TASKS = Path("/proc/self/task")
+_TASKS = "/proc/self/task"
 
 
 class _NoModules:
@@ -287,11 +287,11 @@ def _wait_for_threads() -> None:
 def _another_runs() -> bool:
     """Whether another thread of this process runs or waits for a core; never where there is no /proc."""
     this_thread = str(threading.get_native_id())
-    for task in _TASKS.glob("[0-9]*"):
-        if task.name != this_thread:
+    for task in os.listdir(_TASKS) if os.path.isdir(_TASKS) else ():
+        if task != this_thread:
             # A thread that ends meanwhile has let go too. Its name may hold anything but ends with the last bracket.
-            with contextlib.suppress(OSError):
-                if (task / "stat").read_text().rpartition(") ")[2].startswith("R"):
+            with contextlib.suppress(OSError), open(f"{_TASKS}/{task}/stat", "rb", buffering=0) as stat:
+                if stat.read().rpartition(b") ")[2].startswith(b"R"):
                     return True
     return False
 
