@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import json
+import os
 import sys
 from pathlib import Path
 
@@ -15,6 +16,7 @@ from paradl_bench.ranks.launcher import launch_ranks
 
 pytestmark = [pytest.mark.distributed, pytest.mark.long(minutes=2)]
 
+PLACES = os.pathsep.join(map(str, (Path(__file__).parents[1], Path(__file__).parents[3])))
 NETWORKS = """
 import torch
 from torch import nn
@@ -140,11 +142,9 @@ class Few(Tied):
 
 PROGRAM = """
 import functools, json, sys
-import msgspec
 from paradl_bench.records.training.training_record import MemoryPeak
 from paradl_bench.ranks.groups.process_groups import join_ranks
 from paradl_bench.measure.training.calls.recorder import differences, planned_collectives
-from paradl_bench.measure.tracing.tracing import trace_network
 from paradl_bench.measure.training.trainer import Trainer
 from paradl_bench.measure.training.request import TrainingRequest
 from paradl_bench.network.kinds.autocast import as_held
@@ -157,10 +157,7 @@ from paradl_bench.plan.axes.kind import Trait
 from paradl_bench.plan.mesh import degree_of
 from paradl_bench.strategies.memory.peak import planned_memory
 from paradl_bench.strategies.pipeline.memory import pipelined_memory
-
-@functools.cache
-def traced(model):
-    return trace_network(load_model(model))
+from shared_traces import trace_together, traced
 
 def peaks(case, context):
     name, text, *words = case.split()
@@ -180,6 +177,8 @@ def peaks(case, context):
     plan = planner_for(strategy).plan(network, strategy, request.settings)
     assert not differences(issued, planned_collectives(plan, context.rank))
     of_ranks = context.gather(trainer.track_memory(), MemoryPeak)
+    # Threads of groups that are left open are looked at after each message.
+    trainer.close()
     predict = pipelined_memory if degree_of(strategy, Trait.STAGES) > 1 else planned_memory
     tracked = max(of_ranks, key=lambda peak: peak.tracked_bytes)
     expected = predict(as_held(network, request.dtype), strategy, request.settings, dtype=request.dtype)
@@ -187,6 +186,8 @@ def peaks(case, context):
 
 sys.path.append(sys.argv[1])
 with join_ranks("gloo", "cpu", timeout_s=60) as context:
+    names = dict.fromkeys(f"networks:{case.split()[0]}" for case in sys.argv[2:])
+    trace_together([functools.partial(traced, name) for name in names], context)
     found = {case: peaks(case, context) for case in sys.argv[2:]}
     if context.rank == 0:
         open(sys.argv[1] + "/found.json", "w").write(json.dumps(found))
@@ -273,7 +274,8 @@ def test_the_tracked_peak_of_the_largest_rank_is_predicted(tmp_path: Path, ranks
     )
     cases += [f"Few {case}" for case in OF_TOKENS[ranks]] + OF_EXPERTS[ranks]
     cases += ["Plain t2", *(f"Unread {case}" for case in ("d2", "z1d2", "z2d2", "z3d2", "f2"))] if ranks == 2 else []
-    launch_ranks([sys.executable, str(program), str(tmp_path), *cases], ranks=ranks, device="cpu", timeout_s=1700)
+    command, beside = [sys.executable, str(program), str(tmp_path), *cases], {"PYTHONPATH": PLACES}
+    launch_ranks(command, ranks=ranks, device="cpu", timeout_s=1700, environment=beside)
     found = json.loads((tmp_path / "found.json").read_text())
     assert list(found) == cases
     wrong = {
