@@ -12,7 +12,7 @@ from typing import NamedTuple
 import numpy as np
 
 from calibrate.profile.memory_factors import MemoryFactor, MemoryMeasure, MemoryReuse, MemoryRun
-from calibrate.statistics.regression import deviation, fit_relative, told_apart
+from calibrate.statistics.regression import deviation, fit_relative, fit_relative_many, told_apart
 from paradl_bench.core.statistics import Floats, grouped
 
 _OUTERMOST_FIRST: tuple[MemoryMeasure, ...] = ("device", "allocator", "tensors")
@@ -69,7 +69,7 @@ def _factor(device: str, measured: MemoryMeasure, points: Sequence[_Point]) -> M
     tensors = np.array([point.tensor_bytes for point in points], float)
     peaks = np.array([point.measured_bytes for point in points])
     two = len(points) >= _LEAST_FOR_TWO and told_apart(_design(tensors), peaks)
-    line = _line(tensors, peaks, two=two)
+    line = _lines(tensors[None], peaks[None], two=two)[0]
     fitted = _design(tensors) @ line
     free = int(np.count_nonzero(line))
     models = tuple(sorted({point.model for point in points}))
@@ -89,14 +89,14 @@ def _factor(device: str, measured: MemoryMeasure, points: Sequence[_Point]) -> M
 
 
 def _design(tensors: Floats) -> Floats:
-    return np.column_stack([np.ones(len(tensors)), tensors])
+    return np.stack([np.ones(tensors.shape), tensors], axis=-1)
 
 
-def _line(tensors: Floats, peaks: Floats, *, two: bool) -> Floats:
-    """(fixed bytes, factor); the factor alone unless there are points for two."""
-    if two:
-        return fit_relative(_design(tensors), peaks)
-    return np.array([0.0, float(fit_relative(tensors[:, None], peaks)[0])])
+def _lines(tensors: Floats, peaks: Floats, *, two: bool) -> Floats:
+    """(fixed bytes, factor) of each row of points; the factor alone unless there are points for two."""
+    design = _design(tensors) if two else tensors[..., None]
+    fitted = fit_relative_many(design, peaks, noise=0.0, precision=np.ones(peaks.shape))
+    return fitted if two else np.column_stack([np.zeros(len(fitted)), fitted])
 
 
 def _covariance(points: Sequence[_Point], tensors: Floats, peaks: Floats, *, two: bool) -> Floats:
@@ -106,12 +106,19 @@ def _covariance(points: Sequence[_Point], tensors: Floats, peaks: Floats, *, two
         names = list(map(str, range(len(points))))
     groups = [np.flatnonzero(np.array(names) == name) for name in dict.fromkeys(names)]
     draw = np.random.default_rng(0)
-    lines = []
-    for _ in range(_RESAMPLES):
-        chosen = np.concatenate([groups[i] for i in draw.integers(len(groups), size=len(groups))])
-        if not two or told_apart(_design(tensors[chosen]), peaks[chosen]):
-            lines.append(_line(tensors[chosen], peaks[chosen], two=two))
-    return np.cov(np.array(lines).T) if len(lines) > 1 else np.zeros((2, 2))
+    drawn = [
+        np.concatenate([groups[i] for i in draw.integers(len(groups), size=len(groups))]) for _ in range(_RESAMPLES)
+    ]
+    if two:
+        drawn = [chosen for chosen in drawn if told_apart(_design(tensors[chosen]), peaks[chosen])]
+    lines = np.zeros((len(drawn), 2))
+    counts = np.array([len(chosen) for chosen in drawn])
+    # Those of as many points are fitted at once.
+    for count in set(counts.tolist()):
+        alike = np.flatnonzero(counts == count)
+        chosen = np.array([drawn[i] for i in alike])
+        lines[alike] = _lines(tensors[chosen], peaks[chosen], two=two)
+    return np.cov(lines.T) if len(lines) > 1 else np.zeros((2, 2))
 
 
 def _reuse(
