@@ -10,7 +10,7 @@ read near the size asked for.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Hashable, Iterable, Mapping, Sequence
 from typing import NamedTuple
 
 import msgspec
@@ -63,34 +63,60 @@ class MeasuredPoints:
     def __init__(self, fits: Sequence[CommunicationFit]) -> None:
         self.fits = fits
         self.points = [point for fit in fits for point in fit.measured]
-        self.sizes = sorted({point.message_bytes for point in self.points})
+        self.sizes = _sizes(self.points)
         self.counts = {point.ranks for point in self.points} or {count for fit in fits for count in fit.ranks_range}
-        self._near: dict[tuple[int, ...], NearErrors] = {}
+        # Of each rank count, where there are several, those that a fit without it was held against.
+        self._of_counts = {
+            count: [point for point in self.points if point.ranks == count and point.held_out_ranks_s]
+            for count in (self.counts if len(self.counts) > 1 else ())
+        }
+        self._sizes_of_counts = {count: _sizes(points) for count, points in self._of_counts.items()}
+        self._near: dict[Hashable, NearErrors] = {}
 
     def near(self, message_bytes: int) -> NearErrors:
-        """Of points of sizes near one, or of the three nearest sizes."""
-        away = [abs(math.log2(max(size, 1) / max(message_bytes, 1))) for size in self.sizes]
-        nearest = sorted(range(len(away)), key=away.__getitem__)[:FEWEST_NEAR]
-        close = [at for at, distance in enumerate(away) if distance <= NEAR_DOUBLINGS]
-        sizes = tuple(self.sizes[at] for at in sorted({*close, *nearest}))
-        if sizes not in self._near:
+        """Of points of sizes near one, or of the three nearest sizes; for a rank count of the sizes measured there."""
+        sizes = _near(self.sizes, message_bytes)
+        of_counts = {count: _near(of_count, message_bytes) for count, of_count in self._sizes_of_counts.items()}
+        key = sizes, *of_counts.values()
+        if key not in self._near:
             points = [point for point in self.points if point.message_bytes in sizes]
-            self._near[sizes] = NearErrors(_mean_square(_size_errors(points)), tuple(self.scaling_errors(points)))
-        return self._near[sizes]
+            errors = self._scaling_errors(
+                {
+                    count: [point for point in points if point.message_bytes in of_counts[count]]
+                    for count, points in self._of_counts.items()
+                }
+            )
+            self._near[key] = NearErrors(_mean_square(_size_errors(points)), tuple(errors))
+        return self._near[key]
 
-    def scaling_errors(self, points: Sequence[CommunicationPoint]) -> list[float]:
+    def scaling_errors(self) -> list[float]:
         """Of each rank count left out, the mean square by which the fit without it was off, a doubling of ranks.
 
         What a size has by itself is taken off.
         """
+        return self._scaling_errors(self._of_counts)
+
+    def _scaling_errors(self, of_counts: Mapping[int, Sequence[CommunicationPoint]]) -> list[float]:
         errors_of_counts = []
-        for count in self.counts if len(self.counts) > 1 else ():
-            at_count = [point for point in points if point.ranks == count and point.held_out_ranks_s]
-            if at_count:
-                errors = np.array([point.measured_s / (point.held_out_ranks_s or math.inf) - 1 for point in at_count])
-                excess = _mean_square(errors) - _mean_square(_size_errors(at_count))
+        for count, points in of_counts.items():
+            if points:
+                errors = np.array([point.measured_s / (point.held_out_ranks_s or math.inf) - 1 for point in points])
+                excess = _mean_square(errors) - _mean_square(_size_errors(points))
                 errors_of_counts.append(max(excess, 0.0) / _doublings(count, self.counts - {count}) ** 2)
         return errors_of_counts
+
+
+def _sizes(points: Sequence[CommunicationPoint]) -> list[int]:
+    """The sizes of points, ascending."""
+    return sorted({point.message_bytes for point in points})
+
+
+def _near(sizes: Sequence[int], message_bytes: int) -> tuple[int, ...]:
+    """Those near one, or the three nearest."""
+    away = [abs(math.log2(max(size, 1) / max(message_bytes, 1))) for size in sizes]
+    nearest = sorted(range(len(away)), key=away.__getitem__)[:FEWEST_NEAR]
+    close = [at for at, distance in enumerate(away) if distance <= NEAR_DOUBLINGS]
+    return tuple(sizes[at] for at in sorted({*close, *nearest}))
 
 
 def error_modes(
@@ -183,8 +209,8 @@ def with_comparable_scaling(fits: Sequence[CommunicationFit]) -> tuple[Communica
 
     The median over the rank counts left out of them: one whose scaling fails altogether says little of the others.
     """
-    measured = {key: MeasuredPoints(group) for key, group in grouped(fits, lambda fit: fit.key).items()}
-    errors = {key: of_key.scaling_errors(of_key.points) for key, of_key in measured.items()}
+    groups = grouped(fits, lambda fit: fit.key)
+    errors = {key: MeasuredPoints(group).scaling_errors() for key, group in groups.items()}
     informed = []
     for fit in fits:
         others: list[float] = []
