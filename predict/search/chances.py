@@ -40,7 +40,9 @@ def chances_of_best(timed: Sequence[Timed], layers: Sequence[Hashable]) -> Float
         for mode, ends in candidate.bounds.moved_s.items():
             ratios = (max(end / candidate.iteration_s, _LEAST_RATIO) for end in ends)
             upper[row, modes.index(mode)], lower[row, modes.index(mode)] = map(math.log, ratios)
-    drawn = upper @ np.maximum(of_modes, 0.0) - lower @ np.minimum(of_modes, 0.0)
+    # Not as a product of matrices: threads of its library would spin on beside what comes next.
+    drawn = np.einsum("cm,md->cd", upper, np.maximum(of_modes, 0.0))
+    drawn -= np.einsum("cm,md->cd", lower, np.minimum(of_modes, 0.0))
     for row, candidate, name in zip(drawn, timed, layers, strict=True):
         bounds = candidate.bounds
         row += of_layers[name] * bounds.own_s / candidate.iteration_s
