@@ -76,7 +76,8 @@ class Piece(NamedTuple):
 
     def terms_of_one(self, ranks: float, message_bytes: float, ranks_per_node: float = 1) -> list[float]:
         """:meth:`terms` of one message."""
-        return self._row(ranks, message_bytes, ranks_per_node)[0].tolist()
+        terms: list[float] = self._row(ranks, message_bytes, ranks_per_node)[0].tolist()
+        return terms
 
     def seconds_of_one(self, ranks: float, message_bytes: float, ranks_per_node: float = 1) -> float:
         """:meth:`seconds` of one message."""
@@ -204,7 +205,7 @@ def seconds_of_one(pieces: Sequence[Piece], ranks: float, message_bytes: float, 
         return _over_sizes_of_one(lower if ranks <= low else upper, ranks, message_bytes, ranks_per_node)
     start = max(_over_sizes_of_one(lower, low, message_bytes, ranks_per_node), 1e-300)
     end = max(_over_sizes_of_one(upper, high, message_bytes, ranks_per_node), 1e-300)
-    return start * (end / start) ** float(np.log(ranks / low) / np.log(high / low))
+    return float(start * (end / start) ** float(np.log(ranks / low) / np.log(high / low)))
 
 
 def _over_sizes_of_one(pieces: Sequence[Piece], ranks: float, message_bytes: float, ranks_per_node: float) -> float:

@@ -191,10 +191,9 @@ def _gaps(
     is_overhead = np.zeros(len(plan.works), bool)
     is_overhead[list(plan.of_kind(FrameworkOverhead))] = True
     all_s = sum(role.multiplicity * float(device_s[role.work].sum()) for role in plan.roles)
-    counted, alike = (host_s > 0) | is_overhead, Answers()
-    of_roles = [
-        alike.once(role.arrays, functools.partial(_stretches, role, counted, is_overhead)) for role in plan.roles
-    ]
+    counted = (host_s > 0) | is_overhead
+    key = "stretches", counted.tobytes()
+    of_roles = plan.found.once(key, lambda: _stretches_of_roles(plan, counted, is_overhead))
     occurrences = np.zeros(len(plan.works))
     for role, stretches in zip(plan.roles, of_roles, strict=True):
         occurrences += role.multiplicity * stretches.occurrences
@@ -243,6 +242,11 @@ class _Stretches(NamedTuple):
     order: list[int]
     overheads: list[Ints]
     occurrences: NDArray[np.int64]
+
+
+def _stretches_of_roles(plan: Plan, counted: Bools, is_overhead: Bools) -> list[_Stretches]:
+    alike = Answers()
+    return [alike.once(role.arrays, functools.partial(_stretches, role, counted, is_overhead)) for role in plan.roles]
 
 
 def _stretches(role: Role, counts: Bools, is_overhead: Bools) -> _Stretches:

@@ -6,7 +6,7 @@ from collections.abc import Hashable, Mapping, Sequence
 
 import numpy as np
 
-from paradl_bench.core.cache_keys import numbered
+from paradl_bench.core.cache_keys import Same, numbered
 from paradl_bench.network.graph import ModelGraph
 from paradl_bench.plan.axes.kind import Trait
 from paradl_bench.plan.compute import backward_layers, layers_with_gradient
@@ -62,12 +62,18 @@ def computing_parts_of(known: KnownCosts, plan: Plan, place: PricingContext) -> 
 
 def relative_spreads(known: KnownCosts, plan: Plan, total_s: Floats, place: PricingContext) -> Floats:
     """Per work, the deviation of one event over its median; where not measured, the mean by ``total_s``."""
-    first, alike = plan.found.once("works alike", lambda: numbered(map(_decisive, plan.works)))
-    found = [costs_of(work).spread_of_event(work, known, place) for work in (plan.works[index] for index in first)]
-    spreads = np.array([found[number] for number in alike], float)
+    # No link and no rate of a device changes these.
+    key = "spreads of events", Same(known.layers), Same(known.model), place
+    spreads = plan.found.once(key, lambda: _spreads_of_events(known, plan, place))
     weights = total_s * (spreads > 0)
     usual = float(weights @ spreads / weights.sum()) if weights.sum() else 1.0
     return np.where(spreads > 0, spreads, usual)
+
+
+def _spreads_of_events(known: KnownCosts, plan: Plan, place: PricingContext) -> Floats:
+    first, alike = plan.found.once("works alike", lambda: numbered(map(_decisive, plan.works)))
+    found = [costs_of(work).spread_of_event(work, known, place) for work in (plan.works[index] for index in first)]
+    return np.array([found[number] for number in alike], float)
 
 
 def _context(known: KnownCosts, plan: Plan, place: PricingContext) -> tuple[PlanContext, list[int]]:

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Sequence
 from typing import NamedTuple
 
 import numpy as np
 
-from predict.costs.sourced import CorrelatedError, Cost, Costs, Floats, Source
+from paradl_bench.core.cache_keys import numbered
+from predict.costs.sourced import CorrelatedError, Cost, Costs, Floats, Ints, Source
 
 
 class Priced(NamedTuple):
@@ -30,6 +32,20 @@ class Priced(NamedTuple):
 
 def assemble(parts: Sequence[Priced], common_relative_sd: float) -> Costs:
     """Parts as arrays, with the modes that they share: ``common_relative_sd`` is of all that computes."""
+    # Blocks repeat their works, and one part stands for all of these.
+    first, alike = numbered(map(id, parts))
+    costs = _assemble([parts[index] for index in first], common_relative_sd)
+    return costs if len(first) == len(parts) else _repeat(costs, np.array(alike))
+
+
+def _repeat(costs: Costs, alike: Ints) -> Costs:
+    """Parts in another order, some of them several times."""
+    names = [field.name for field in dataclasses.fields(costs) if field.name != "modes"]
+    modes = (CorrelatedError(mode.name, *(shift[alike] for shift in mode[1:])) for mode in costs.modes)
+    return Costs(**{name: getattr(costs, name)[alike] for name in names}, modes=tuple(modes))
+
+
+def _assemble(parts: Sequence[Priced], common_relative_sd: float) -> Costs:
     count = len(parts)
     seconds = np.array([part.cost.seconds for part in parts], float)
     is_communication = np.array([part.is_communication for part in parts], bool)

@@ -13,14 +13,13 @@ from __future__ import annotations
 
 import copy
 import dataclasses
-import functools
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
-from paradl_bench.core.cache_keys import Answers, Same
+from paradl_bench.core.cache_keys import Answers
 from paradl_bench.plan.axes.kind import Trait
 from paradl_bench.plan.mesh import group_axes
 from paradl_bench.plan.tasks import Collective, Ints, Plan, Role, Sort, Stream, Transfer
@@ -69,7 +68,10 @@ class PipelineSimulation:
         slower: Sequence[float] = (),
         slow_copies: bool = True,
     ) -> None:
-        self.lines = [line.with_straggler(straggler) for line in _merged(Same(plan), overlapped, merge)]
+        # What ranks of a host take from each other, the straggler factor and the answer are all simulated of one plan,
+        # and so are other links and devices.
+        lines = plan.found.once(("lines", overlapped, merge), lambda: _lines(plan, overlapped=overlapped, merge=merge))
+        self.lines = [line.with_straggler(straggler) for line in lines]
         for of_line, line in zip(self.lines, lines_of_stages(plan), strict=True):
             if slower:
                 of_line.stretch_stages([slower[index] for index in line], copies=slow_copies)
@@ -106,12 +108,9 @@ class Computing(NamedTuple):
     task_segment: NDArray[np.integer]
 
 
-# What ranks of a host take from each other, the straggler factor and the answer are all simulated of one plan.
-@functools.lru_cache(maxsize=1)
-def _merged(same: Same[Plan], overlapped: bool, merge: bool) -> tuple[StageLine, ...]:
+def _lines(plan: Plan, *, overlapped: bool, merge: bool) -> tuple[StageLine, ...]:
     """The lines of a plan, without straggler factor."""
-    plan, alike = same.thing, Answers()
-    transfers = _Transfers(plan)
+    alike, transfers = Answers(), _Transfers(plan)
 
     def stage(role: Role) -> _Stage:
         return alike.once(role.arrays, lambda: _stage(role, transfers, overlapped=overlapped, merge=merge))
