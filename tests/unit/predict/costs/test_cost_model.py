@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import math
 from collections.abc import Mapping
 
@@ -35,7 +36,8 @@ from predict.costs.compute.layer_costs import LayerCosts
 from predict.costs.compute.model_costs import ModelCosts
 from predict.costs.cost_model import CostModel, PricedPlan
 from predict.costs.kinds.work_costs import counts_between, operations_between, updated_elements
-from predict.costs.sourced import Cost, Source
+from predict.costs.sourced import Cost, Costs, Source
+from predict.costs.spread.assembly import Priced, assemble
 
 CHAIN = make_network()
 FC0 = CHAIN.layers[0]
@@ -309,3 +311,18 @@ def test_a_plan_holds_no_work_that_is_not_priced() -> None:
     assert len(priced.costs.seconds) == len(priced.plan.works)
     compute = [isinstance(work, Compute) for work in priced.plan.works]
     assert np.all(priced.costs.seconds[compute] > 0)
+
+
+def test_a_part_that_stands_for_several_counts_as_each() -> None:
+    """Some of every mode, in an order that repeats none side by side."""
+    compute = Priced(Cost(2.0, Source.MEASURED, 0.1, 0.2, 0.3, method="roofline"), 2, "a")
+    other = Priced(Cost(3.0, Source.SCALED, method_sd_s=0.5), 1, "b", slowdown=(1.5, 2.0), slowdown_sd=(0.1, 0.0))
+    call = Priced(Cost(0.5, Source.REGRESSED), 4, "c", True, (("fit", 0.05), ("size", 0.02)), slowdown_sd=(0.0, 0.2))
+    one = [compute, call, other, compute, call, compute]
+    assert _lists(assemble(one, 0.1)) == _lists(assemble([part._replace() for part in one], 0.1))
+
+
+def _lists(costs: Costs) -> dict[str, object]:
+    arrays = {field.name: getattr(costs, field.name) for field in dataclasses.fields(costs)}
+    modes = {mode.name: [shift.tolist() for shift in mode[1:]] for mode in arrays.pop("modes")}
+    return {name: array.tolist() for name, array in arrays.items()} | {"modes": modes}
