@@ -196,7 +196,7 @@ def test_another_device_shares_the_costs_of_the_same_links() -> None:
     assert of_device == of_base > of_links
 
 
-def test_a_walk_beyond_its_limit_is_taken_once_for_that_limit(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_walk_beyond_its_limit_is_taken_once(monkeypatch: pytest.MonkeyPatch) -> None:
     walked: list[float] = []
 
     def walk(*asked: Any, within: float, **rest: Any) -> MemoryUse:
