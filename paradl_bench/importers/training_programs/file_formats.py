@@ -20,6 +20,8 @@ from paradl_bench.importers.training_programs.launch import Settings
 ARGUMENTS = "arguments"
 _WHAT = "configuration"
 _LONGEST_BYTES = 1 << 18
+_LONGEST_COMMAND_BYTES = 1 << 15
+"""To take words apart takes as long as the square of the longest one: a fraction of a second for this."""
 _DEEPEST = 64
 _MOST = 20_000
 _SUFFIXES = {".json": "json", ".yaml": "yaml", ".yml": "yaml", ".toml": "toml"}
@@ -42,7 +44,8 @@ def read_settings(path: Path) -> dict[str, object]:
     kind = format_of(path)
     if kind == "yaml":
         return _flat(read_yaml(path, _WHAT), path)
-    content = read_whole(path, what=_WHAT, most_bytes=_LONGEST_BYTES)
+    longest = _LONGEST_COMMAND_BYTES if kind == ARGUMENTS else _LONGEST_BYTES
+    content = read_whole(path, what=_WHAT, most_bytes=longest)
     try:
         text = content.decode("utf-8-sig")
         return _arguments(text) if kind == ARGUMENTS else _flat(_decoder(kind)(text), path)

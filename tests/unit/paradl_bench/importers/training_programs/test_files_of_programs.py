@@ -355,6 +355,7 @@ def test_what_predictions_leave_out_is_noted(file: str, text: str, note: str, tm
         ),
         ("a.json", '{"train_batch_size": "auto"}', "is 'auto'"),
         ("a.json", "[" * 100000, "nested too deep"),
+        ("a.args", "9" * 40_000, "it holds more than 32.0 KiB"),
         ("a.json", '{"lr": 1}', "no configuration of a program that is known"),
         ("a.yaml", "distributed_type: TPU", "which predict does not know"),
         ("a.yaml", "distributed_type: FSDP", "give --ranks"),
