@@ -88,8 +88,8 @@ class PreparedEvaluation:
 
     Attributes:
         time: from (seconds, compute slow-down, communication slow-down), each per part of ``costs``.
-        iteration_s: the same, for the whole iteration alone. takes_rows: whether it evaluates costs of shape (rows,
-            parts) at once too, the slow-downs of one row being those of all.
+        of_rows: whole iterations from such costs, each of shape (rows, parts) or, for all rows, (parts,); None where
+            nothing is faster than to ask ``time`` for each row.
         ledger: what every second is made of, role by role. memory: of the rank that needs most. Both take longer than
             the time does, and are asked for where they are shown.
         straggler: how much longer the slowest rank computes than a median one.
@@ -102,19 +102,18 @@ class PreparedEvaluation:
     memory: Callable[[], EstimatedMemory]
     limits: tuple[str, ...]
     time: Callable[[Floats, Floats, Floats], Timing]
-    iteration_s: Callable[[Floats, Floats, Floats], float | Floats]
     ledger: Callable[[], tuple[RoleLedger, ...]]
     straggler: float = 1.0
     overlap_is_unmeasured: bool = False
-    takes_rows: bool = False
+    of_rows: Callable[[Floats, Floats, Floats], Floats] | None = None
     found: Answers = field(init=False, default_factory=Answers, compare=False, repr=False)
 
     def iterations_s(self, seconds: Floats, compute_slowdown: Floats, communication_slowdown: Floats) -> Floats:
-        """The iteration under each row of seconds (rows, parts) and slow-downs, one row of which is for all."""
-        if self.takes_rows:
-            return np.asarray(self.iteration_s(seconds, compute_slowdown, communication_slowdown))
+        """Whole iterations, of shape (rows,): of seconds (rows, parts), and slow-downs (rows, parts) or (parts,)."""
+        if self.of_rows is not None:
+            return self.of_rows(seconds, compute_slowdown, communication_slowdown)
         rows = zip(*np.broadcast_arrays(seconds, compute_slowdown, communication_slowdown), strict=True)
-        return np.array([self.iteration_s(*row) for row in rows])
+        return np.array([self.time(*row).iteration_s for row in rows])
 
     def timing(self) -> Timing:
         """The time under the costs as they are."""

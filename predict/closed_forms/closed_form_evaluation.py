@@ -122,7 +122,6 @@ def prepare_closed_form(
         memory=memory,
         limits=tuple(map(str, planner_for(point.strategy).limits(costs.network, point.settings))),
         time=time,
-        iteration_s=lambda *shifted: time(*shifted).iteration_s,
         ledger=lambda: _ledger(costs, point.strategy, sums, TERMS[form], steps),
     )
 

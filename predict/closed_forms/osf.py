@@ -158,7 +158,6 @@ def workload_of(costs: CostModel, point: Configuration, buffers: Buffers) -> Pre
         memory=lambda: costs.memory(point.strategy, point.settings),
         limits=tuple(map(str, planner_for(point.strategy).limits(costs.network, point.settings))),
         time=lambda seconds, *_: form.timing(np.asarray(seconds)),
-        iteration_s=lambda seconds, *_: form.timing(np.asarray(seconds)).iteration_s,
         ledger=lambda: form.ledger(priced),
         overlap_is_unmeasured=costs.overlap_is_unmeasured,
     )

@@ -60,7 +60,6 @@ def prepare(costs: CostModel, point: Configuration) -> PreparedEvaluation:
         memory=lambda: costs.memory(point.strategy, point.settings).beside_batches(terms.ahead_bytes),
         limits=tuple(map(str, planner.limits(costs.network, point.settings))),
         time=lambda seconds, *_: form.timing(np.asarray(seconds)),
-        iteration_s=lambda seconds, *_: form.timing(np.asarray(seconds)).iteration_s,
         ledger=lambda: form.ledger(priced, terms),
         overlap_is_unmeasured=costs.overlap_is_unmeasured,
     )

@@ -87,7 +87,6 @@ def _shared(costs: CostModel, point: Configuration, memory: EstimatedMemory) -> 
         memory=lambda: memory,
         limits=tuple(map(str, planner.limits(costs.network, point.settings))),
         time=time,
-        iteration_s=lambda *shifted: time(*shifted).iteration_s,
         ledger=lambda: ledger_of_terms(priced, form, builder.works),
     )
 
@@ -138,7 +137,6 @@ def _pipelined(costs: CostModel, point: Configuration, memory: EstimatedMemory) 
         memory=lambda: memory,
         limits=tuple(map(str, planner.limits(costs.network, settings))),
         time=time,
-        iteration_s=lambda *shifted: form(np.asarray(shifted[0])).iteration_s,
         ledger=lambda: ledger_of_lock_step(priced, form),
     )
 

@@ -108,7 +108,7 @@ def _without_communication(workload: PreparedEvaluation) -> float:
     """Seconds of the iteration in which no communication takes any."""
     costs = workload.costs
     seconds = np.where(costs.is_communication, 0.0, costs.seconds)
-    return float(workload.iteration_s(seconds, costs.compute_slowdown, costs.communication_slowdown))
+    return float(workload.iterations_s(seconds[None], costs.compute_slowdown, costs.communication_slowdown)[0])
 
 
 def _lost(workload: PreparedEvaluation, communication_s: float, downs: Mapping[str, float]) -> float:
@@ -134,7 +134,7 @@ def _unmeasured_overlap(workload: PreparedEvaluation) -> tuple[float, float]:
     if free.stage is not None:
         # Stages wait for what others lose: one stage's own is not all. Compute that stands still beside is in turn.
         stopped = np.where(costs.is_communication & (costs.seconds > 0), _STANDS_STILL, 1.0)
-        in_turn_s = float(workload.iteration_s(costs.seconds, stopped, costs.communication_slowdown))
+        (in_turn_s,) = workload.iterations_s(costs.seconds[None], stopped, costs.communication_slowdown).tolist()
         hidden_s = max(hidden_s, in_turn_s - free.iteration_s)
     return free.iteration_s + WORST_OVERLAP * hidden_s, free.iteration_s
 

@@ -130,11 +130,10 @@ def workload_of(costs: CostModel, point: Configuration, priced: PricedPlan) -> P
         time=lambda *shifted: max(
             (simulation.timing(*shifted) for simulation in phases), key=lambda timing: timing.iteration_s
         ),
-        iteration_s=lambda *shifted: np.max([simulation.iteration_s(*shifted) for simulation in whole], axis=0),
+        of_rows=lambda *shifted: np.asarray(np.max([one.iteration_s(*shifted) for one in whole], axis=0)),
         ledger=lambda: simulated_ledger(priced, costs.slow_rank),
         straggler=by_phase[slowest].straggler(of_works.seconds),
         overlap_is_unmeasured=costs.overlap_is_unmeasured,
-        takes_rows=True,
     )
 
 
@@ -166,9 +165,8 @@ def _pipelined(plan: Plan, priced: PricedPlan, costs: CostModel, point: Configur
         memory=lambda: _memory(costs, point, priced),
         limits=_limits(costs, point, plan),
         time=simulation.timing,
-        iteration_s=simulation.iteration_s,
+        of_rows=simulation.iteration_s,
         ledger=lambda: simulated_ledger(priced, costs.slow_rank),
         straggler=priced.straggler,
         overlap_is_unmeasured=costs.overlap_is_unmeasured,
-        takes_rows=True,
     )

@@ -171,9 +171,11 @@ def test_rows_of_costs_take_what_each_takes_alone(case: Case) -> None:
     slower = costs.compute_slowdown + draw.random(seconds.shape) * costs.is_communication
     for compute in (costs.compute_slowdown, slower):
         found = evaluation.iterations_s(seconds, compute, costs.communication_slowdown)
-        of_rows = zip(seconds, np.broadcast_to(compute, seconds.shape), strict=True)
-        alone = [evaluation.iteration_s(*of_row, costs.communication_slowdown) for of_row in of_rows]
+        of_rows = [*zip(seconds, np.broadcast_to(compute, seconds.shape), strict=True)]
+        alone = [evaluation.iterations_s(row[None], slow, costs.communication_slowdown)[0] for row, slow in of_rows]
         assert found.tolist() == alone
+        timed = [evaluation.time(*of_row, costs.communication_slowdown).iteration_s for of_row in of_rows]
+        assert timed == pytest.approx(alone, rel=1e-12)
 
 
 def waits(role: RoleLedger) -> set[str]:

@@ -269,9 +269,8 @@ def of_large_messages(seconds_of_layers: float = 0.0) -> PreparedEvaluation:
 def test_errors_of_communication_leave_what_the_iteration_takes_without_any() -> None:
     workload = of_large_messages()
     costs, found = workload.costs, interval(workload)
-    floor_s = workload.iteration_s(
-        np.where(costs.is_communication, 0.0, costs.seconds), costs.compute_slowdown, costs.communication_slowdown
-    )
+    seconds = np.where(costs.is_communication, 0.0, costs.seconds)
+    floor_s = workload.time(seconds, costs.compute_slowdown, costs.communication_slowdown).iteration_s
     assert len(found.moved_s) >= 2
     assert all(lower == pytest.approx(floor_s) for _, lower in found.moved_s.values())
     point_s = workload.timing().iteration_s
