@@ -213,7 +213,7 @@ def test_groups_side_by_side_that_cannot_be_are_refused(arguments: tuple[str, ..
 
 
 def test_silent_groups_move_nothing_and_leave_other_groups_alone(tmp_path: Path) -> None:
-    program = Path(__file__).parents[2] / "on_ranks" / "silent_program.py"
+    program = Path(__file__).parent / "silent_program.py"
     launch_ranks([sys.executable, str(program), str(tmp_path)], ranks=2, device="cpu", timeout_s=240)
     for rank in (0, 1):
         found = json.loads((tmp_path / f"{rank}.json").read_bytes())

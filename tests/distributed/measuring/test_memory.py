@@ -16,7 +16,7 @@ from paradl_bench.ranks.launcher import launch_ranks
 
 pytestmark = [pytest.mark.distributed, pytest.mark.long(minutes=2)]
 
-PLACES = os.pathsep.join(map(str, (Path(__file__).parents[1], Path(__file__).parents[3])))
+PLACES = os.pathsep.join(map(str, (Path(__file__).parents[2] / "on_ranks", Path(__file__).parents[3])))
 NETWORKS = """
 import torch
 from torch import nn

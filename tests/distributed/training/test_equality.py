@@ -173,11 +173,7 @@ def compare(where: Path, ranks: int, cases: list[dict[str, Any]]) -> dict[str, A
     """Run cases on real ranks; raises where they differ from serial training."""
     (where / "cases.json").write_text(json.dumps(cases))
     command = [sys.executable, str(PROGRAM), str(where / "cases.json"), str(where / "result.json")]
-    beside = {
-        "PYTHONPATH": os.pathsep.join(
-            map(str, (PROGRAM.parent, PROGRAM.parents[1] / "distributed", PROGRAM.parents[2]))
-        )
-    }
+    beside = {"PYTHONPATH": os.pathsep.join(map(str, (PROGRAM.parent, PROGRAM.parents[2])))}
     launch_ranks(command, ranks=ranks, device="cpu", timeout_s=1500, environment=beside)
     result: dict[str, Any] = json.loads((where / "result.json").read_text())
     return result

@@ -227,7 +227,7 @@ A_LAUNCH = 20
 def run(ranks: int, cases: list[str], timeout_s: int = 900, environment: Mapping[str, str] | None = None) -> None:
     # A message that nobody answers ends the ranks after a minute; this is for the whole, with other work on the cores.
     command = [sys.executable, str(PROGRAM), *cases]
-    places = os.pathsep.join(map(str, (PROGRAM.parent, PROGRAM.parents[1] / "distributed", PROGRAM.parents[2])))
+    places = os.pathsep.join(map(str, (PROGRAM.parent, PROGRAM.parents[2])))
     beside = {"PYTHONPATH": places, **(environment or {})}
     launch_ranks(command, ranks=ranks, device="cpu", timeout_s=timeout_s, environment=beside)
 

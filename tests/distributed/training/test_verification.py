@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import subprocess
 import sys
 from pathlib import Path
@@ -56,7 +55,7 @@ def found(tmp_path_factory: pytest.TempPathFactory) -> dict[str, dict[str, Any]]
     others = ["Mixing:d2:right", "Counting:p2:right", "Counting:d2:right", "Mixing:f2:right", "Narrow:f2:right"]
     others += ["Drawing:d2:right", "Mixing:d2:no-exchange"]
     command = [sys.executable, str(PROGRAM), str(result), *WRONG, *RIGHT, *others]
-    beside = {"PYTHONPATH": os.pathsep.join(map(str, (PROGRAM.parents[1] / "distributed", PROGRAM.parents[2])))}
+    beside = {"PYTHONPATH": str(PROGRAM.parents[2])}
     launch_ranks(command, ranks=2, device="cpu", timeout_s=600, environment=beside)
     answers: dict[str, dict[str, Any]] = json.loads(result.read_text())
     return answers
