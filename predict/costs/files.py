@@ -77,15 +77,14 @@ def choose_network(
             f"--sequence {sequence}: {place} holds {model} with {samples}; for another length give a config.json"
             f" as the model, or --network FILE from: paradl-bench describe {model} --sequence {sequence} -o FILE"
         )
-    add = f"add it: paradl-bench layers {model} --batch N -o DIR, then calibrate fit"
-    if profile.network:
-        raise UserError(f"{unknown_choice('model', model, profile.network)}; {add}")
     shipped = traced_network(model)
     if shipped is None:
-        unknown = unknown_choice("model", model, traced_models(), listed_by="paradl-bench models")
-        # Who has measured links alone may want to measure layers too.
-        add = "" if profile.published else f"; {place} holds no model; {add}"
-        raise UserError(f"{unknown}{add}; or give --network FILE from: paradl-bench describe {model} -o FILE")
+        known_models = [*profile.network, *traced_models()]
+        unknown = unknown_choice("model", model, known_models, listed_by="paradl-bench models")
+        # Who has measured may want to measure this one too.
+        add = "" if profile.published else f"; add it: paradl-bench layers {model} --batch N -o DIR, then calibrate fit"
+        those = "" if profile.published else f"; {place} holds {', '.join(sorted(profile.network)) or 'no model'}"
+        raise UserError(f"{unknown}{those}{add}; or give --network FILE from: paradl-bench describe {model} -o FILE")
     if sequence is not None:
         raise UserError(f"--sequence {sequence}: {model} does not read tokens: leave it out")
     return shipped

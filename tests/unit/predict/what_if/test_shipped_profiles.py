@@ -152,5 +152,11 @@ def test_published_profiles_take_networks_of_images() -> None:
     with pytest.raises(UserError, match=told) as refused:
         choose_network(published.profile, "gpt2-medum", None, Path("p"))
     assert len(str(refused.value)) < 200
-    with pytest.raises(UserError, match=r"unknown model 'resnet50'.*paradl-bench layers resnet50"):
-        choose_network(make_profile(), "resnet50", None, Path("p"))
+
+
+def test_an_own_profile_takes_networks_that_come_with_the_tool() -> None:
+    profile = make_profile()
+    assert choose_network(profile, "resnet50", None, Path("p")).name == "resnet50"
+    told = r"unknown model 'resnet5'.*; profile p holds chain; add it: paradl-bench layers resnet5 --batch N -o DIR"
+    with pytest.raises(UserError, match=told):
+        choose_network(profile, "resnet5", None, Path("p"))
