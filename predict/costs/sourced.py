@@ -103,6 +103,11 @@ class Cost(NamedTuple):
     method: str = ""
 
     @property
+    def method_relative_sd(self) -> float:
+        """What the method leaves open, over the seconds: by it, regressed and scaled times compare."""
+        return self.method_sd_s / self.seconds if self.seconds else 0.0
+
+    @property
     def origin(self) -> Source:
         """Where the seconds before any adjustment come from."""
         return self.source if self.base_source is None else self.base_source

@@ -279,8 +279,7 @@ class LayerCosts:
             self.host_ratio(ranks_on_host, 1, kind, phase, of_model=of_model, batch=at)
             for of_model, at in ((True, batch), (True, None), (False, None))
         )
-        nearest = next((choice for choice in choices if choice is not None), None)
-        return nearest or self.host_ratio(ranks_on_host, 1)
+        return next((choice for choice in choices if choice is not None), None) or self.host_ratio(ranks_on_host, 1)
 
     def _derived(self, operation: str, phase: PhaseName, batch: int, ranks_on_host: int) -> Cost:
         if operation in self._learnt:
@@ -288,13 +287,14 @@ class LayerCosts:
         layer = self._learnt[operation][0] if operation in self._learnt else self._roofline.layers.get(operation)
         if layer is None:
             raise UserError(f"the profile holds no time of {operation}, and no network that describes it")
+        likes = self._likes(layer.kind, phase, batch, ranks_on_host)
+        answers = [] if likes is None else [self._scaled(layer, phase, batch, ranks_on_host, likes)]
         regressed = self._kernels.estimate(layer, phase, batch)
         if regressed is not None:
             in_situ = in_situ_of(layer.kind, self._regressed_pairs(phase, ranks_on_host))
-            return regressed_cost(regressed, layer, in_situ, asked=self._from.asked)
-        likes = self._likes(layer.kind, phase, batch, ranks_on_host)
-        if likes is not None:
-            return self._scaled(layer, phase, batch, ranks_on_host, likes)
+            answers.append(regressed_cost(regressed, layer, in_situ, asked=self._from.asked))
+        if answers:
+            return min(answers, key=lambda cost: cost.method_relative_sd)
         bound_s = self._roofline.seconds(layer, phase, batch, ranks_on_host)
         if not self._from.measured:
             if bound_s is None:
@@ -330,7 +330,7 @@ class LayerCosts:
                 times = series[nearest_count(series, ranks_on_host)]
                 measured_s = times[max(times)].time.typical_s
                 regressed = self._kernels.estimate(layer, phase, max(times))
-                if regressed is not None and measured_s:
+                if regressed is not None and measured_s and regressed.seconds:
                     pairs.append(Pair(layer.kind, regressed.seconds, measured_s))
             self._kernel_pairs[phase, ranks_on_host] = tuple(pairs)
         return self._kernel_pairs[phase, ranks_on_host]

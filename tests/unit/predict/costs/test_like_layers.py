@@ -8,8 +8,10 @@ import msgspec
 import pytest
 from profile_factory import layer_times, make_network, make_profile
 
+from calibrate.kernels.model import Estimate
 from calibrate.profile.profile import LayerTime, Profile
 from paradl_bench.network.graph import Layer, ModelGraph
+from predict.costs.compute.kernel_costs import KernelCosts
 from predict.costs.compute.layer_costs import LayerCosts
 from predict.costs.compute.layer_roofline import UNKNOWN_ERROR
 from predict.costs.sourced import Cost, Source
@@ -57,6 +59,15 @@ def small(name: str = "small") -> ModelGraph:
 def large(name: str = "large", kind: str = "linear") -> ModelGraph:
     """Of other settings, and about as much work a call as is asked for, on a fourth of the batch."""
     return only(make_network((4096, 5000), name=name), kind=kind, attributes={"out_features": 5000, "bias": False})
+
+
+@pytest.mark.parametrize(("relative_sd", "source"), [(0.01, Source.REGRESSED), (5.0, Source.SCALED)])
+def test_the_estimate_with_the_smaller_error_is_taken(
+    monkeypatch: pytest.MonkeyPatch, relative_sd: float, source: Source
+) -> None:
+    monkeypatch.setattr(KernelCosts, "estimate", lambda *_: Estimate(1.0, relative_sd, ()))
+    found = cost(profile_of((small(), 4096), (large(), 256)))
+    assert found.source is source
 
 
 @pytest.mark.parametrize("kind", ["linear", "addmm"])
