@@ -57,8 +57,8 @@ def _unlike(profile: Profile, run: Run) -> list[str]:
 
 
 def _own_network(profile: Profile, run: Run) -> Path | None:
-    """The run's own file of a network that the profile does not hold, where layers slept what it estimates."""
-    if run.description.ghost is None or run.description.model in profile.network:
+    """The run's own file of a network that the profile does not hold: its layers are estimated."""
+    if run.description.model in profile.network:
         return None
     return next(iter(sorted(run.path.glob("network-*.json"))), None)
 

@@ -15,6 +15,7 @@ from calibrate.profile.profile import write_profile
 from paradl_bench.core.errors import UserError
 from paradl_bench.core.files.json_lines import append_lines
 from paradl_bench.core.terminal.printed import in_markdown
+from paradl_bench.ranks.directories.directory import write_network
 from paradl_bench.records.emulation import EmulatedNodes, Emulation
 from paradl_bench.records.hosts.host_load import LOAD_FILE, HostLoad
 from paradl_bench.records.measurement import read_records
@@ -159,10 +160,13 @@ def test_a_run_of_another_network_is_refused(profile: Path, tmp_path: Path) -> N
         validate(profile, [run])
 
 
-def test_a_run_of_a_model_not_profiled_lists_profiled_ones(profile: Path, tmp_path: Path) -> None:
+def test_a_run_brings_its_network_where_the_profile_lacks_it(profile: Path, tmp_path: Path) -> None:
     run = run_like(tmp_path / "run", "serial", 8, model="other")
-    with pytest.raises(UserError, match=r"/run: unknown model 'other': choices are chain"):
+    with pytest.raises(UserError, match=r"/run: unknown model 'other'.*; profile .* holds chain; add it: paradl-bench"):
         validate(profile, [run])
+    write_network(run, msgspec.structs.replace(CHAIN, name="other"))
+    (pair,) = (pair for pair in validate(profile, [run]).pairs if pair.evaluator == "simulate")
+    assert pair.predicted_s > 0
 
 
 def test_directories_of_something_else_are_refused(profile: Path, tmp_path: Path) -> None:
