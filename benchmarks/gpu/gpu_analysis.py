@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import statistics
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -106,7 +107,22 @@ def row(found: Measured, pairs: dict[str, dict[str, Any]]) -> dict[str, Any]:
         "memory_error": memory.get("error"),
         "memory_of": memory.get("measured"),
         "others": {what: pairs[what][found.dtype]["error"] for what in COLUMNS if found.dtype in pairs.get(what, {})},
+        "covered": {what: by[found.dtype]["covered"] for what, by in pairs.items() if found.dtype in by},
     }
+
+
+def errors_of(rows: list[dict[str, Any]]) -> list[str]:
+    """A table of what predicts: median and mean error of the runs, and how many lie in their intervals."""
+    lines = ["", "| predicted from | runs | median error | mean error | in their intervals |"]
+    lines.append("| --- | ---: | ---: | ---: | ---: |")
+    for what in (OWN, *COLUMNS):
+        of_row = ((row["error"] if what == OWN else row["others"].get(what), row["covered"].get(what)) for row in rows)
+        found = [(abs(error), covered) for error, covered in of_row if error is not None]
+        if found:
+            errors, covered = zip(*found, strict=True)
+            spread = f"{statistics.median(errors):.1%} | {statistics.mean(errors):.1%}"
+            lines.append(f"| {what} | {len(found)} | {spread} | {sum(covered)} |")
+    return lines
 
 
 def write_summary(output: Path, rows: list[dict[str, Any]], failed: list[str]) -> None:
@@ -119,6 +135,7 @@ def write_summary(output: Path, rows: list[dict[str, Any]], failed: list[str]) -
     lines = [f"| network | dtype | batch | {' | '.join(names)} | memory error |"]
     lines.append("| --- | --- | ---: " + "| ---: " * (len(names) + 1) + "|")
     lines += [f"| {' | '.join(cells(row))} |" for row in rows]
+    lines += errors_of(rows) if rows else []
     layers_s = sum(seconds for name, seconds in spent.items() if "/layers-" in name)
     lines += [
         "",

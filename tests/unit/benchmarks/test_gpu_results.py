@@ -73,8 +73,9 @@ def test_complete_results_are_skipped_and_failures_stop_no_other_measurement(tmp
 def test_the_summary_holds_closure_time_memory_and_missing_results(tmp_path: Path) -> None:
     (case,) = gpu_results.chosen(options(tmp_path, networks="cosmoflow-256"))
     pair = {"predicted_s": 0.11, "interval_s": [0.1, 0.12], "measured_median_s": 0.1, "measured_iqr_s": 0.001}
-    own = pair | {"error": 0.1, "memory": {"error": -0.02, "measured": "allocator"}}
-    pairs = {gpu_analysis.OWN: {"fp32": own}, gpu_analysis.OTHERS: {"fp32": pair | {"error": -0.25}}}
+    own = pair | {"error": 0.1, "covered": True, "memory": {"error": -0.02, "measured": "allocator"}}
+    others = pair | {"error": -0.25, "covered": False}
+    pairs = {gpu_analysis.OWN: {"fp32": own}, gpu_analysis.OTHERS: {"fp32": others}}
     (tmp_path / "seconds.json").write_text(json.dumps({"cosmoflow-256/layers-fp32": 90.0, "kernels": 30.0}))
     whole = SimpleNamespace(shard="", remainder_relative=0.015)
     part = SimpleNamespace(shard="s2", remainder_relative=0.5)
@@ -84,6 +85,7 @@ def test_the_summary_holds_closure_time_memory_and_missing_results(tmp_path: Pat
     text = (tmp_path / "summary.md").read_text()
     cells = "+1.5% | 110.00 ms | 100.0 to 120.0 ms | 100.00 ms | +10.0% | -25.0% | - | - | -2.0% (allocator) |"
     assert f"| cosmoflow-256 | fp32 | 1 | {cells}" in text
+    assert "| own layers | 1 | 10.0% | 10.0% | 1 |\n| other networks | 1 | 25.0% | 25.0% | 0 |\n" in text
     assert "Layers took 1.5 minutes of the device, all measurements 2.0." in text
     assert text.endswith("- kernels: not complete\n")
 
