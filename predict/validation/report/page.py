@@ -17,7 +17,7 @@ from typing import Any
 import msgspec
 
 from paradl_bench.core.errors import WorkError
-from paradl_bench.core.files.storage import encode_pretty, read_whole
+from paradl_bench.core.files.storage import read_whole
 from paradl_bench.core.terminal.command_line import write_output
 from paradl_bench.core.terminal.printed import in_script, plain
 from paradl_bench.core.units import counted, format_bytes
@@ -78,7 +78,9 @@ def _rendered(title: str, sections: Sequence[Section]) -> bytes:
     documents: dict[str, str] = {}
     for section in sections:
         documents |= {f"data-{figure.name}": in_script(msgspec.json.encode(figure.data)) for figure in section.figures}
-        documents |= {f"data-{name}": in_script(encode_pretty(value)) for name, value in section.documents.items()}
+        documents |= {
+            f"data-{name}": in_script(msgspec.json.encode(value)) for name, value in section.documents.items()
+        }
     text: str = template(TEMPLATES / "page.html.j2").render(
         title=title, sections=sections, documents=documents, policy=policy, style=_read(_STYLE), scripts=scripts
     )

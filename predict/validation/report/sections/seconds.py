@@ -1,28 +1,34 @@
-"""Where each second comes from: the ledger, as ``predict --explain`` has it."""
+"""Where each second comes from: the ledger that ``predict --explain`` prints."""
 
 from __future__ import annotations
 
 import itertools
 
+import msgspec
+
 from paradl_bench.core.units import format_bytes, format_seconds
-from predict.ledger.ledger import Ledger, LedgerEntry, shown_role
+from predict.ledger.ledger import Ledger, LedgerEntry, RoleLedger, shown_role
 from predict.ledger.presentation import SHOWN, called_entry, effects_of
 from predict.ledger.waterfall import MEANINGS
 from predict.validation.report.content import Content, Figure, Section
 from predict.validation.shown.cells import Table
+
+MOST_ENTRIES = 1_000
+"""Of the ledger in a page: some 400 kB of JSON, which leave room for the charts of a deep network."""
 
 
 def section(content: Content) -> Section:
     """Of the role that waits least."""
     ledger = content.case.ledger
     role = shown_role(ledger.roles)
+    lines = [f"Of {role.role}, {role.ranks} alike.{_others(ledger)}"]
+    document, left_out = ledger_document(ledger, role)
     shown, rest = role.entries[:SHOWN], role.entries[SHOWN:]
     rows = [_row(entry) for entry in shown]
     if rest:
         sums = {name: sum(getattr(entry, name) for entry in rest) for name in ("exposed_s", "hidden_s")}
         rows.append({"label": f"{len(rest)} more entries", "phase": "rest", **sums})
     effects = sorted(effects_of(role).items(), key=lambda item: -abs(item[1]))
-    others = f" {len(ledger.roles) - 1} more roles wait for it." if len(ledger.roles) > 1 else ""
     figure = Figure(
         name="entries",
         title="The largest entries of an iteration",
@@ -37,7 +43,7 @@ def section(content: Content) -> Section:
     return Section(
         name="seconds",
         title="Where each second comes from",
-        lines=[f"Of {role.role}, {role.ranks} alike.{others}"],
+        lines=[*lines, *left_out],
         figures=(_waterfall(ledger), figure),
         tables={
             "What effects add to all entries": Table(
@@ -46,9 +52,28 @@ def section(content: Content) -> Section:
         }
         if effects
         else {},
-        # Of the roles the one that is shown: a long pipeline's together are larger than the page may be.
-        documents={"ledger": {"iteration_s": ledger.iteration_s, "interval_s": ledger.interval_s, "role": role}},
+        documents={"ledger": document},
     )
+
+
+def _others(ledger: Ledger) -> str:
+    return f" {len(ledger.roles) - 1} more roles wait for it." if len(ledger.roles) > 1 else ""
+
+
+def ledger_document(ledger: Ledger, role: RoleLedger) -> tuple[dict[str, object], list[str]]:
+    """What a page holds of a ledger as JSON, and in words what it leaves out.
+
+    It is the role that is shown: a long pipeline's together are larger than the page may be. So are all entries of a
+    deep network.
+    """
+    kept = msgspec.structs.replace(role, entries=role.entries[:MOST_ENTRIES])
+    document = {"iteration_s": ledger.iteration_s, "interval_s": ledger.interval_s, "role": kept}
+    rest = role.entries[MOST_ENTRIES:]
+    if not rest:
+        return document, []
+    seconds = {name: sum(getattr(entry, name) for entry in rest) for name in ("exposed_s", "hidden_s")}
+    said = f"The data of this page hold the {MOST_ENTRIES} largest of {len(role.entries)} entries."
+    return document | {"left_out": {"entries": len(rest), **seconds}}, [f"{said} predict --explain -o writes all."]
 
 
 def _waterfall(ledger: Ledger) -> Figure:

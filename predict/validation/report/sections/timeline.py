@@ -111,7 +111,10 @@ def bars_of_timeline(timeline: IterationTimeline) -> tuple[dict[str, Any], list[
         bars = sorted(bars, key=lambda bar: -bar[3])[:MOST_BARS]
         bars.sort()
         left_out.append(f"The longest {MOST_BARS} bars are drawn. predict timeline -o writes all of them.")
-    return {"iteration_s": timeline.iteration_s, "lanes": lanes, "kinds": told, "bars": bars}, left_out
+    used = {kind: place for place, kind in enumerate(sorted({bar[1] for bar in bars}))}
+    bars = [(bar[0], used[bar[1]], *bar[2:]) for bar in bars]
+    data = {"lanes": lanes, "kinds": [told[kind] for kind in used], "bars": bars}
+    return {"iteration_s": timeline.iteration_s, **data}, left_out
 
 
 def _stream(stream: int) -> str:

@@ -26,9 +26,11 @@ from paradl_bench.plan.settings import plan_settings
 from paradl_bench.plan.strategy import parse_strategy
 from paradl_bench.records.training.training_record import TRAINING_FILE, MemoryShortage
 from predict.costs.cost_model import CostModel
+from predict.ledger.ledger import Ledger, LedgerEntry, RoleLedger
 from predict.timeline.timeline_run import predict_timeline
 from predict.validation.diagnosis import remedies
 from predict.validation.report.page import MOST_BYTES
+from predict.validation.report.sections import seconds as seconds_section
 from predict.validation.report.sections import timeline as timeline_section
 from predict.workload import Configuration
 
@@ -281,6 +283,7 @@ def test_bars_hold_every_task_within_what_a_page_may(micro_batches: int) -> None
     assert sum(bar[4] for bar in drawn) == lasting
     assert len(drawn) <= timeline_section.MOST_BARS
     assert bool(left_out) == (lasting > timeline_section.MOST_BARS)
+    assert {bar[1] for bar in drawn} == set(range(len(data["kinds"])))
     assert max(bar[2] + bar[3] for bar in drawn) == pytest.approx(1e6 * data["iteration_s"], rel=1e-6)
     for one, other in itertools.pairwise(drawn):
         assert one[0] < other[0] or one[2] + one[3] <= other[2] + 2e-3
@@ -303,3 +306,28 @@ def test_what_a_report_cannot_be_is_refused_in_a_line(predict: Caller) -> None:
     Path("page.html").write_text("mine")
     result = predict.bare("report", *own, *CHAIN, "--strategy", "d2", "-o", "page.html")
     assert (result.code, Path("page.html").read_text()) == (2, "mine")
+
+
+def test_a_deep_ledger_is_cut_to_its_largest_entries() -> None:
+    count = 3 * seconds_section.MOST_ENTRIES
+    entry = LedgerEntry(
+        name="layer", phase="FW", source="measured", count=1, base_s=1, total_s=1, exposed_s=0.75, hidden_s=0.25
+    )
+    role = RoleLedger(role="replica", ranks=2, entries=(entry,) * count)
+    ledger = Ledger(
+        model="deep",
+        strategy="d2",
+        ranks=2,
+        batch=4,
+        evaluator="simulate",
+        iteration_s=0.75 * count,
+        interval_s=(0.0, 1.0),
+        roles=(role,),
+    )
+    document, said = seconds_section.ledger_document(ledger, role)
+    held: Any = json.loads(msgspec.json.encode(document))
+    exposed_s = sum(entry["exposed_s"] for entry in held["role"]["entries"])
+    assert len(held["role"]["entries"]) + held["left_out"]["entries"] == count
+    assert exposed_s + held["left_out"]["exposed_s"] == pytest.approx(ledger.iteration_s)
+    assert f"{count} entries" in said[0]
+    assert seconds_section.ledger_document(ledger, msgspec.structs.replace(role, entries=(entry,)))[1] == []
