@@ -13,6 +13,8 @@ SHOWN = 15
 """Configurations that are drawn."""
 _SHARE_TOLD = 0.0005
 """Less is 0.0%."""
+_COUNTS = "candidates", "predicted", "open"
+"""Of a search: what says how sure its answer is."""
 
 
 def section(content: Content) -> Section:
@@ -52,9 +54,18 @@ def _verdict(content: Content) -> list[str]:
     compared = f", the {'most samples a second' if _batches_differ(content.predictions) else 'fastest'} of {count}"
     compared = compared if count > 1 else ""
     if content.answer is not None:
-        candidates = sum(search.candidates for search in content.answer.searched)
-        compared = f", the fastest of {candidates:,} candidates"
+        searched = content.answer.searched
+        compared = f", {fastest_of(*(sum(getattr(one, name) for one in searched) for name in _COUNTS))}"
     return [f"{best.model}: {called(best)}{compared}."]
+
+
+def fastest_of(candidates: int, predicted: int, left_open: int) -> str:
+    """What the answer of a search was compared with; a candidate that was left open may be faster."""
+    if not left_open:
+        return f"the fastest of {candidates:,} candidates"
+    return (
+        f"the fastest of {predicted:,} that were predicted. Of {candidates:,} candidates, {left_open:,} are left open"
+    )
 
 
 def _numbers(content: Content, best: Prediction) -> list[str]:

@@ -7,8 +7,8 @@ import itertools
 import msgspec
 
 from paradl_bench.core.units import format_bytes, format_seconds
-from predict.ledger.ledger import Ledger, LedgerEntry, RoleLedger, shown_role
-from predict.ledger.presentation import SHOWN, called_entry, effects_of
+from predict.ledger.ledger import Ledger, RoleLedger, shown_role
+from predict.ledger.presentation import SHOWN, Part, effects_of, folded
 from predict.ledger.waterfall import MEANINGS
 from predict.validation.report.content import Content, Figure, Section
 from predict.validation.shown.cells import Table
@@ -23,8 +23,9 @@ def section(content: Content) -> Section:
     role = shown_role(ledger.roles)
     lines = [f"Of {role.role}, {role.ranks} alike.{_others(ledger)}"]
     document, left_out = ledger_document(ledger, role)
-    shown, rest = role.entries[:SHOWN], role.entries[SHOWN:]
-    rows = [_row(entry) for entry in shown]
+    parts = folded(role.entries)
+    rest = [entry for part in parts[SHOWN:] for entry in part.entries]
+    rows = [_row(part) for part in parts[:SHOWN]]
     if rest:
         sums = {name: sum(getattr(entry, name) for entry in rest) for name in ("exposed_s", "hidden_s")}
         rows.append({"label": f"{len(rest)} more entries", "phase": "rest", **sums})
@@ -33,10 +34,10 @@ def section(content: Content) -> Section:
         name="entries",
         title="The largest entries of an iteration",
         shows="Exposed seconds are the entry's own and add up to the iteration. Hidden seconds pass beside something"
-        " else on the rank.",
+        " else on the rank. A star stands for the number of a block: equal blocks share a row.",
         table=Table(
             ("entry", "phase", "count", "exposed", "hidden", "base", "added", "base from", "size"),
-            [_cells(entry) for entry in role.entries[: 4 * SHOWN]],
+            [_cells(part) for part in parts[: 4 * SHOWN]],
         ),
         data=rows,
     )
@@ -95,19 +96,26 @@ def _waterfall(ledger: Ledger) -> Figure:
     )
 
 
-def _row(entry: LedgerEntry) -> dict[str, object]:
-    seconds = {"exposed_s": entry.exposed_s, "hidden_s": entry.hidden_s}
-    return {"label": called_entry(entry), "phase": entry.phase or "waiting", **seconds}
+def _row(part: Part) -> dict[str, object]:
+    seconds = {name: _sum(part, name) for name in ("exposed_s", "hidden_s")}
+    return {"label": part.name, "phase": part.entries[0].phase or "waiting", **seconds}
 
 
-def _cells(entry: LedgerEntry) -> tuple[str, ...]:
-    size = entry.details.get("bytes")
-    times = entry.exposed_s, entry.hidden_s, entry.base_s, entry.total_s - entry.base_s
+def _cells(part: Part) -> tuple[str, ...]:
+    first = part.entries[0]
+    size = first.details.get("bytes")
+    base_s = _sum(part, "base_s")
+    times = _sum(part, "exposed_s"), _sum(part, "hidden_s"), base_s, _sum(part, "total_s") - base_s
     return (
-        called_entry(entry),
-        entry.phase,
-        f"{entry.count:g}",
+        part.name,
+        first.phase,
+        f"{_sum(part, 'count'):g}",
         *map(format_seconds, times),
-        entry.source,
+        first.source,
         format_bytes(size) if isinstance(size, int) else "",
     )
+
+
+def _sum(part: Part, name: str) -> float:
+    seconds: float = sum(getattr(entry, name) for entry in part.entries)
+    return seconds

@@ -32,6 +32,7 @@ from predict.validation.diagnosis import remedies
 from predict.validation.report.page import MOST_BYTES
 from predict.validation.report.sections import seconds as seconds_section
 from predict.validation.report.sections import timeline as timeline_section
+from predict.validation.report.sections.answer import fastest_of
 from predict.workload import Configuration
 
 OPERATIONS = ("all_reduce", "all_gather", "reduce_scatter", "send_recv", "broadcast")
@@ -331,3 +332,22 @@ def test_a_deep_ledger_is_cut_to_its_largest_entries() -> None:
     assert exposed_s + held["left_out"]["exposed_s"] == pytest.approx(ledger.iteration_s)
     assert f"{count} entries" in said[0]
     assert seconds_section.ledger_document(ledger, msgspec.structs.replace(role, entries=(entry,)))[1] == []
+
+
+def test_equal_blocks_share_a_row_of_the_largest_entries(predict: Caller) -> None:
+    factory = NetworkFactory(8, 16, 16)
+    for index in range(6):
+        factory.conv(f"block.{index}.conv", 8)
+    factory.flatten("flatten")
+    factory.linear("fc", 6)
+    factory.loss()
+    write_profile(predict.profile, make_profile(factory.network("blocks")))
+    page = report(predict, "--model", "blocks", "--batch", "16", "--strategy", "d2")
+    rows = {row["label"]: row["exposed_s"] for row in page.data["entries"]}
+    assert "block.*.conv FW" in rows
+    assert sum(rows.values()) == pytest.approx(page.data["ledger"]["iteration_s"])
+
+
+def test_the_answer_says_when_candidates_were_left_open() -> None:
+    assert fastest_of(5_000, 60, 0) == "the fastest of 5,000 candidates"
+    assert fastest_of(5_000, 60, 12).endswith("of 60 that were predicted. Of 5,000 candidates, 12 are left open")
