@@ -140,6 +140,9 @@ class Shown(abc.ABC):
         """What has to be said of the numbers: assumptions, what was left out."""
         return ()
 
+    def __repr__(self) -> str:
+        return f"<{type(self).__name__}: {plain(self.title)}>"
+
     def _repr_html_(self) -> str:
         """HTML in which every foreign text shows as it is written."""
         frame = self.to_frame()

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
 from paradl_bench.core.statistics import grouped
@@ -53,6 +53,19 @@ def parts_figure(predictions: Sequence[Prediction], title: str) -> Figure:
     return _finished(figure, title, axes)
 
 
+def waterfall_figure(steps_s: Mapping[str, float], title: str) -> Figure:
+    """What an iteration is made of, step by step: each bar begins where the one above it ends."""
+    figure = new_figure(7, 1.2 + 0.5 * len(steps_s))
+    axes = figure.subplots()
+    ends_s = list(itertools.accumulate(steps_s.values()))
+    axes.barh(range(len(steps_s)), list(steps_s.values()), 0.7, left=[0.0, *ends_s[:-1]], color=COLOURS[0])
+    axes.set_yticks(range(len(steps_s)), list(steps_s))
+    axes.invert_yaxis()
+    axes.set_xlabel("time in the iteration [s]")
+    figure.suptitle(in_drawing(title))
+    return figure
+
+
 def ranks_figure(predictions: Sequence[Prediction], title: str, *, strong_scaling: bool) -> Figure:
     """Iterations, and efficiency, over ranks with their 90% intervals: one line for each sweep.
 
@@ -94,6 +107,8 @@ def search_figure(answer: Answer) -> Figure:
         axes.axhline(limit / _BYTES_OF_GIB, color="0.5", linestyle="--", linewidth=1)
     axes.set_xlabel("iteration [s]")
     axes.set_ylabel("peak memory of a rank [GiB]")
+    # Room for the names, which stand above and to the right of their marks.
+    axes.margins(x=0.15, y=0.1)
     axes.set_ylim(bottom=0)
     figure.suptitle(in_drawing(f"{answer.model}, batch {answer.batch}"))
     return figure

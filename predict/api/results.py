@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from paradl_bench.core.frames import Drawn, Shown, frame_of
+from paradl_bench.core.frames import Drawn, frame_of
 from paradl_bench.core.terminal.keywords import Asked
 from paradl_bench.core.units import format_bytes
 from predict.api import rows
@@ -108,7 +108,7 @@ class OnePrediction(Predictions):
         return Explained(predict_request(self._options, explain=True).ledgers[0])
 
 
-class Explained(Shown):
+class Explained(Drawn):
     """A ledger with one entry in each row (:class:`~predict.api.rows.LedgerRow`).
 
     The exposed seconds of a role add up to the iteration.
@@ -125,6 +125,11 @@ class Explained(Shown):
     def title(self) -> str:
         """What is explained."""
         return f"{self.ledger.model}, {self.ledger.strategy} on batch {self.ledger.batch}: every second"
+
+    def _figure(self) -> Figure:
+        from predict.api.figures import waterfall_figure
+
+        return waterfall_figure(self.ledger.waterfall_s, self.title)
 
 
 class Search(Drawn):

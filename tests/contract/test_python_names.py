@@ -53,7 +53,7 @@ METHODS = {
     "paradl_bench.api.raw_samples.RawSamples": {"to_frame": "(self, table: str | None = None) -> DataFrame"},
     "predict.api.results.Predictions": {"to_frame": "(self) -> DataFrame", "plot": "(self) -> Figure"},
     "predict.api.results.OnePrediction": {"explain": "(self) -> Explained"},
-    "predict.api.results.Explained": {"to_frame": "(self) -> DataFrame"},
+    "predict.api.results.Explained": {"to_frame": "(self) -> DataFrame", "plot": "(self) -> Figure"},
     "predict.api.results.Search": {"to_frame": "(self) -> DataFrame", "plot": "(self) -> Figure"},
     "predict.api.results.WhatIf": {"to_frame": "(self) -> DataFrame", "plot": "(self) -> Figure"},
     "predict.api.results.ReplacedLayers": {"to_frame": "(self) -> DataFrame", "plot": "(self) -> Figure"},

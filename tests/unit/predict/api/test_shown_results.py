@@ -60,6 +60,7 @@ def results(profile: LoadedProfile, model: str, run: Path) -> list[Shown]:
 def test_everything_that_can_be_drawn_is_drawn(profile: LoadedProfile, tmp_path: Path) -> None:
     run = run_like(tmp_path / "run", "d2", 8)
     for result in results(profile, "chain", run):
+        assert repr(result) == f"<{type(result).__name__}: {result.title}>"
         if isinstance(result, Drawn):
             figure = result.plot()
             assert any(axes.has_data() for axes in figure.get_axes()), type(result)
