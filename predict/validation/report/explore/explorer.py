@@ -212,7 +212,8 @@ class Explorer:
         (account,) = answer.searched
         whole = _Whole(Followed.by(ranker), account.candidates, answer.memory_bytes_per_rank)
         _keep(self._whole, searched, whole, _KEPT_WHOLE)
-        return answer.rows, f"{account.candidates:,} candidates, {account.predicted:,} predicted in full."
+        said = f"{account.candidates:,} candidates, {account.predicted:,} predicted in full"
+        return answer.rows, f"{said}, {account.open:,} left open." if account.open else f"{said}."
 
     def _go_on(self) -> None:
         if self.is_left():

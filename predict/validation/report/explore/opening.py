@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from paradl_bench.core.errors import UserError
+from paradl_bench.core.errors import UserError, unknown_choice
 
 if TYPE_CHECKING:
     from starlette.applications import Starlette
@@ -34,7 +34,8 @@ def begin(options: Mapping[str, Any]) -> Opening:
         options: of the command.
 
     Raises:
-        UserError: a profile is unreadable, the port is in use, or what serves pages is not installed.
+        UserError: a profile is unreadable, the model is unknown, the port is in use, or what serves pages is not
+            installed.
     """
     try:
         import starlette  # noqa: F401
@@ -44,8 +45,13 @@ def begin(options: Mapping[str, Any]) -> Opening:
     from predict.validation.report.explore.explorer import Explorer
     from predict.validation.report.explore.server import LOOPBACK, application, listening, new_token
 
-    model = options["model"]
-    explorer = Explorer(list(map(Path, options["profiles"])), [model] if model else [])
+    model, paths = options["model"], list(map(Path, options["profiles"]))
+    explorer = Explorer(paths)
+    known = [name for profile in explorer.choices()["profiles"] for name in profile["models"]]
+    if model and model not in known:
+        if not Path(model).is_file():
+            raise unknown_choice("model", model, sorted(set(known)), listed_by="paradl-bench models")
+        explorer = Explorer(paths, [model])
     start = {name: options[name] for name in ("ranks", "batch")} | {
         "model": model or explorer.choices()["profiles"][0]["models"][0],
         "memory": options["memory"] or "",

@@ -20,10 +20,10 @@
   const ofProfile = () => {
     const profile = beginning.profiles[Number(at("profile").value) || 0];
     offer("model", profile.models.map((name) => [name, name]));
-    offer("dtype", [["", "as the profile has it"], ...profile.dtypes.map((name) => [name, name])]);
+    offer("dtype", [["", "as in the profile"], ...profile.dtypes.map((name) => [name, name])]);
   };
   const factor = (id) => Number((10 ** Number(at(id).value)).toPrecision(3));
-  const tellFactors = () => SLIDERS.forEach((id) => { at(`said-${id}`).textContent = `times ${factor(id)}`; });
+  const tellFactors = () => SLIDERS.forEach((id) => { at(`said-${id}`).textContent = `× ${factor(id)}`; });
   const changed = () => {
     const made = Object.fromEntries(SLIDERS.map((id) => [id, factor(id)]).filter(([, value]) => value !== 1));
     return at("device").value ? { ...made, device: at("device").value } : made;

@@ -324,3 +324,9 @@ def test_a_notebook_serves_the_page(served: Served, monkeypatch: pytest.MonkeyPa
         urllib.request.urlopen(page.address, timeout=5)
     with pytest.raises(UserError, match="unknown option 'rank'"):
         load_profile(served.profile).explore("chain", rank=4)
+
+
+def test_an_unknown_model_is_refused_before_a_page_is_served(served: Served) -> None:
+    result = CliRunner().invoke(group, ["explore", str(served.profile), "--model", "chian", "--no-browser"])
+    assert isinstance(result.exception, UserError)
+    assert str(result.exception).startswith("unknown model 'chian': did you mean chain?")
