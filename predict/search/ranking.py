@@ -34,6 +34,8 @@ from predict.workload import Configuration
 
 _REFINING = 3
 """One of so many predictions goes to settings next to the best ones'."""
+_FOR_ROWS = 10
+"""Predictions that are left for strategies next in order, at most half of all."""
 _LEAN = 4
 """Candidates that hold less than any before, at most."""
 _LEAN_WALKS = 8
@@ -126,7 +128,8 @@ class Ranker:
             UserError: nothing fits; the message says what needs least.
         """
         self._rule_out(self._bounds > self._within)
-        tried = self._most - min(self._rows, self._most // 2)
+        # Whatever rows are asked for: the best that is found depends on no number of rows.
+        tried = self._most - min(_FOR_ROWS, self._most // 2)
         # What estimates leave out may favour settings next to those that they do: the best ones' are gone through.
         while len(self._done) < tried - tried // _REFINING and self._next(predictor, self._unlike_any()):
             advance()

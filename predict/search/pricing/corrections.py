@@ -21,8 +21,9 @@ class Corrections:
     of its own, the least that was found. One that none was predicted of takes the least that its schedule has on other
     meshes, or, before it was tried on a few, the least of all. Without a pipeline it takes the least of its kind:
     meshes with the same axes, options of these and ZeRO stage, whatever their degrees. One mesh does not speak for its
-    kind: before a few were predicted, it takes a factor between that and what kinds with other options have, and of
-    these between theirs and 1, so that the search tries every kind.
+    kind: before a few were predicted, it takes a factor between that and what kinds with other options have. So do
+    these, between theirs and what other ZeRO stages of the axes have, and these between theirs and 1. The search tries
+    every kind, but not all stages and options of axes whose estimates are far too low.
     """
 
     _FEW = 3
@@ -39,7 +40,8 @@ class Corrections:
         ]
         options = [(*of_mesh, mesh.chosen) for of_mesh, mesh in zip(axes, space.meshes, strict=True)]
         # From what many meshes have to what few have.
-        self._kinds = [np.array(numbered(kinds)[1], np.int64) for kinds in (axes, options)]
+        of_axes = [of_mesh[0] for of_mesh in axes]
+        self._kinds = [np.array(numbered(kinds)[1], np.int64) for kinds in (of_axes, axes, options)]
         self._tries = True
         self._factor = np.full((len(space.meshes), len(space.schedules) + 1), np.inf)
 
