@@ -60,7 +60,7 @@ class CalibratedProfile(Drawn):
 
         if table not in self._TABLES:
             raise unknown_choice("table of a profile", table, self._TABLES)
-        return frame_of(_kind_of(table), getattr(self.profile, table))
+        return table_of(self.profile, table)
 
     @property
     def title(self) -> str:
@@ -187,6 +187,11 @@ def diff(first: PathLike, second: PathLike, *, order: Literal["sd", "relative"] 
 def paths_of(given: PathLike | Iterable[PathLike]) -> list[Path]:
     """The paths, given as one or several."""
     return [Path(given)] if isinstance(given, (str, os.PathLike)) else [Path(path) for path in given]
+
+
+def table_of(profile: Profile, table: str) -> DataFrame:
+    """One table of a profile, with one entry in each row."""
+    return frame_of(_kind_of(table), getattr(profile, table))
 
 
 def _kind_of(table: str) -> type:

@@ -10,7 +10,16 @@ import click
 
 from paradl_bench.core.files.storage import encode_pretty
 from paradl_bench.core.terminal.command_line import open_console, refuse_overwrite, run_command, say, tell, write_output
-from paradl_bench.core.terminal.forms import CSV, JSON, PARQUET, check_form, frame_bytes, json_format, table_format
+from paradl_bench.core.terminal.forms import (
+    CSV,
+    JSON,
+    PARQUET,
+    asked_form,
+    check_form,
+    frame_bytes,
+    summary_format,
+    table_format,
+)
 from paradl_bench.core.terminal.help import GroupedGroup
 
 if TYPE_CHECKING:
@@ -39,15 +48,16 @@ def group() -> None:
 @click.option(
     "--force", is_flag=True, help="Merge measurements from different environments, and replace an existing profile."
 )
-@json_format("json holds the fits.")
+@summary_format("json holds the fits; csv and parquet those of collectives.")
 def fit(directories: tuple[Path, ...], output: str, memory_runs: tuple[Path, ...], force: bool, as_json: bool) -> None:
     """Fit measurement directories of paradl-bench layers, collectives and kernels to one profile.
 
     Directories measured in different environments are refused, training runs always: predictions are checked against
     those. Of --memory-runs nothing is taken but how much memory they held, and a validation leaves their memory out.
     """
-    if as_json and output == "-":
-        raise click.UsageError("-o - and --json both write to standard output; give one of them")
+    form = asked_form()
+    if form in (JSON, CSV, PARQUET) and output == "-":
+        raise click.UsageError(f"-o - and --format {form} both write to standard output; give one of them")
     refuse_overwrite(output, force=force)
     from calibrate.fitting.fit import fit_profile
 
@@ -61,7 +71,11 @@ def fit(directories: tuple[Path, ...], output: str, memory_runs: tuple[Path, ...
     write_output(output, encode_pretty(profile), force=force)
     for note in profile.notes:
         say(f"note: {note}")
-    if as_json:
+    if form in (CSV, PARQUET):
+        from calibrate.api import table_of
+
+        write_output("-", frame_bytes(table_of(profile, "communication"), form))
+    elif as_json:
         from calibrate.report.show import explanation
 
         write_output("-", encode_pretty({"profile": output, **explanation(profile)}))

@@ -8,10 +8,11 @@ from collections.abc import Sequence
 import click
 
 from paradl_bench.core.files.storage import encode_pretty
+from paradl_bench.core.frames import frame_of
 from paradl_bench.core.statistics import grouped
 from paradl_bench.core.terminal.collected import collected
 from paradl_bench.core.terminal.command_line import open_console, refuse_overwrite, say, write_output
-from paradl_bench.core.terminal.forms import json_format
+from paradl_bench.core.terminal.forms import JSON, MARKDOWN, TABLE, check_form, form_of, frame_bytes, table_format
 from paradl_bench.core.terminal.tables import table_of
 from paradl_bench.core.units import format_bytes
 from paradl_bench.network.graph import Layer, ModelGraph
@@ -24,19 +25,20 @@ _KINDS = 3
 @click.command("describe")
 @click.argument("model")
 @sample_options
-@click.option("-o", "--output", metavar="FILE", help="Write the network as JSON; - for standard output.")
+@click.option("-o", "--output", metavar="FILE", help="Write the network to a file; - for standard output.")
 @click.option("--force", is_flag=True, help="Replace an existing file.")
-@json_format("json is the network.")
+@table_format
 @click.option("--all", "every_layer", is_flag=True, help="List each layer. Default for large networks: the modules.")
 @collected(sample=SampleOptions)
 def COMMAND(  # noqa: N802
-    model: str, sample: SampleOptions, output: str | None, force: bool, as_json: bool, every_layer: bool
+    model: str, sample: SampleOptions, output: str | None, force: bool, form: str, every_layer: bool
 ) -> None:
     """Trace MODEL and list its layers: shapes, parameters, FLOPs, bytes and dependencies. Measures nothing.
 
     MODEL is a name that paradl-bench models lists, a Hugging Face config.json, or package.module:factory.
     """
     shape = sample.shape
+    check_form(form, output)
     if output:
         refuse_overwrite(output, force=force)
     from paradl_bench.measure.tracing.tracing import trace_network
@@ -45,9 +47,12 @@ def COMMAND(  # noqa: N802
     loaded = load_model(model, shape, device="meta")
     network = trace_network(loaded)
     loaded.say_guess()
-    if output or as_json:
-        write_output(output or "-", encode_pretty(network), force=force)
-    if output != "-" and not as_json:
+    of_person = form in (TABLE, MARKDOWN)
+    if output or not of_person:
+        written = form_of(output, form)
+        content = encode_pretty(network) if written == JSON else frame_bytes(frame_of(Layer, network.layers), written)
+        write_output(output or "-", content, force=force)
+    if output != "-" and of_person:
         _print(network, every_layer=every_layer)
     if output and output != "-":
         say(f"wrote {output}")

@@ -10,8 +10,9 @@ from typing import Any
 import click
 
 from paradl_bench.core.errors import UserError
+from paradl_bench.core.frames import print_rows
 from paradl_bench.core.terminal.command_line import open_console
-from paradl_bench.core.terminal.forms import json_format
+from paradl_bench.core.terminal.forms import summary_format
 from paradl_bench.core.terminal.tables import table
 from paradl_bench.core.terminal.usage import given_flags
 from paradl_bench.plan.options import hang_option
@@ -65,7 +66,7 @@ _OF_MEASURE = ("device", "dtype", "ranks", "blocks", "point_seconds", *_LAUNCHED
     type=click.Path(path_type=Path),
     help="Measurement directory; with --launcher, the directory for nodes.json.",
 )
-@json_format("json holds the findings, or the rates.")
+@summary_format("All but table hold the findings, or the rates.")
 @click.pass_context
 def COMMAND(  # noqa: N802
     context: click.Context,
@@ -163,9 +164,11 @@ def _examine(*, as_json: bool) -> None:
     import msgspec
     from rich.text import Text
 
-    from paradl_bench.measure.machine.doctor import examine
+    from paradl_bench.measure.machine.doctor import Finding, examine
 
     findings = examine()
+    if print_rows(Finding, findings):
+        return
     if as_json:
         click.echo(msgspec.json.encode(findings).decode())
         return

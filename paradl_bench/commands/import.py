@@ -11,10 +11,11 @@ import click
 
 from paradl_bench.core.errors import UserError
 from paradl_bench.core.files.storage import encode_pretty
+from paradl_bench.core.frames import print_rows
 from paradl_bench.core.registry import lookup
 from paradl_bench.core.terminal.collected import collected
 from paradl_bench.core.terminal.command_line import say, tell
-from paradl_bench.core.terminal.forms import json_format
+from paradl_bench.core.terminal.forms import summary_format
 from paradl_bench.core.units import counted, parse_size
 from paradl_bench.importers.catalog import importers
 from paradl_bench.importers.importer import Importer, ImportOptions, LogFile, load_or_refuse
@@ -22,6 +23,7 @@ from paradl_bench.importers.operator_tables.mapping import shipped_mappings
 from paradl_bench.importers.writing import FileRead, ImportSummary, environment_of, read_files, write_import
 from paradl_bench.plan.options import not_fp8
 from paradl_bench.records.cluster import NODE
+from paradl_bench.records.measurement import ImportedFile
 
 _SHOWN = 10
 _LARGEST_TRIED = 1 << 24
@@ -87,7 +89,7 @@ _LARGEST_TRIED = 1 << 24
 )
 @click.option("--force", is_flag=True, help="Merge files from different environments.")
 @click.option("-o", "--output", required=True, metavar="DIR", type=click.Path(path_type=Path))
-@json_format("json holds the files, the rows, and every dropped row.")
+@summary_format("json holds the files, the rows, and every dropped row; csv and parquet the files.")
 @collected(told=ImportOptions)
 def COMMAND(  # noqa: N802
     format_name: str,
@@ -128,6 +130,8 @@ def COMMAND(  # noqa: N802
         say(f"warning: {len(summary.not_read)} of {len(files)} files {'are' if several else 'is'} left out:")
     for left_out in summary.not_read:
         say(f"warning: {left_out.why}")
+    if print_rows(ImportedFile, summary.files):
+        return
     if as_json:
         sys.stdout.buffer.write(encode_pretty(summary))
         sys.stdout.flush()

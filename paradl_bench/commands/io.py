@@ -12,7 +12,7 @@ import msgspec
 
 from paradl_bench.core.errors import UserError
 from paradl_bench.core.terminal.collected import collected
-from paradl_bench.core.terminal.forms import json_format
+from paradl_bench.core.terminal.forms import summary_format
 from paradl_bench.core.units import parse_counts
 
 
@@ -63,7 +63,7 @@ class LoadOptions(msgspec.Struct, frozen=True, kw_only=True):
     "--timeout", "timeout_s", default=3600.0, show_default=True, help="Seconds after which the command is ended."
 )
 @click.option("-o", "--output", required=True, metavar="DIR", type=click.Path(path_type=Path))
-@json_format("json is a summary of what was measured.")
+@summary_format("All but table hold a summary with numbers.")
 @collected(loading=LoadOptions)
 def COMMAND(  # noqa: N802
     source: str,

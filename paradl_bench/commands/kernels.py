@@ -10,7 +10,7 @@ import click
 
 from paradl_bench.core.checks import refuse_fp8
 from paradl_bench.core.errors import UserError
-from paradl_bench.core.terminal.forms import json_format
+from paradl_bench.core.terminal.forms import summary_format
 from paradl_bench.core.units import parse_counts, parse_duration, parse_sample_shape, parse_size
 from paradl_bench.plan.options import hang_option, sample_options
 
@@ -91,7 +91,7 @@ _KERNEL_LIMIT_S = {False: 0.1, True: 1.0}
 )
 @hang_option
 @click.option("-o", "--output", metavar="DIR", type=click.Path(path_type=Path))
-@json_format("json is the summary, or the plan.")
+@summary_format("All but table hold the summary, or the plan.")
 def COMMAND(  # noqa: N802
     output: Path | None,
     as_json: bool,

@@ -12,9 +12,10 @@ import msgspec
 
 from paradl_bench.core.errors import UserError
 from paradl_bench.core.files.storage import encode_pretty
+from paradl_bench.core.frames import print_rows
 from paradl_bench.core.terminal.collected import collected
 from paradl_bench.core.terminal.command_line import say, write_output
-from paradl_bench.core.terminal.forms import json_format
+from paradl_bench.core.terminal.forms import summary_format
 from paradl_bench.core.units import parse_counts
 from paradl_bench.network.optimizers import OPTIMIZERS
 from paradl_bench.plan.options import SampleOptions, dtype_option, kernel_options
@@ -99,7 +100,7 @@ class MeasuringOptions(msgspec.Struct, frozen=True, kw_only=True):
 @click.option("--wait", is_flag=True, help="With --submit: wait until the last job has ended.")
 @click.option("--dry-run", is_flag=True, help="Print the node-minutes and the purpose of each job; write nothing.")
 @click.option("--force", is_flag=True, help="Overwrite scripts that were edited by hand.")
-@json_format("json is the plan.")
+@summary_format("json is the plan; csv and parquet hold its jobs.")
 @click.option("-o", "--output", required=True, metavar="DIR", type=click.Path(path_type=Path))
 @collected(chain=ChainOptions, sample=SampleOptions, kernels=KernelFlags, settings=MeasuringOptions)
 def COMMAND(  # noqa: N802
@@ -125,18 +126,19 @@ def COMMAND(  # noqa: N802
     if wait and not submitting:
         raise UserError("--wait needs --submit")
     from paradl_bench.ranks.directories.directory import now_utc
-    from paradl_bench.slurm.jobs.plan import script_path, write_plan
+    from paradl_bench.slurm.jobs.plan import PlannedJob, script_path, write_plan
 
     output = output.absolute()
     plan, scripts = _planned(_request(chain, sample, kernels, settings), site_path, output)
     # Before anything is shown: what can't be written is no plan.
     edited = () if dry_run else write_plan(output, plan, scripts, force=force)
+    drawn = not as_json and not print_rows(PlannedJob, plan.jobs)
     if as_json:
         write_output("-", encode_pretty(plan))
-    else:
+    if drawn:
         _print_table(plan)
     if dry_run:
-        if not as_json:
+        if drawn:
             say(
                 f"without --dry-run, {len(scripts)} scripts would be written to {output / 'scripts'}, and nothing"
                 " started"
@@ -181,7 +183,7 @@ def _parts(text: str) -> tuple[str, ...]:
 def _what_it_asks(words: Sequence[str]) -> list[str]:
     """Words of a command without those that say how it prints and replaces."""
     shown = {at + step for at, word in enumerate(words) if word == "--format" for step in (0, 1)}
-    passed_over = ("--force", "--json", "--debug")
+    passed_over = ("--force", "--json", "--csv", "--debug")
     return [
         word
         for at, word in enumerate(words)

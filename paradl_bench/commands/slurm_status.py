@@ -6,8 +6,9 @@ from pathlib import Path
 
 import click
 
+from paradl_bench.core.frames import print_rows
 from paradl_bench.core.terminal.command_line import tell
-from paradl_bench.core.terminal.forms import json_format
+from paradl_bench.core.terminal.forms import summary_format
 
 
 @click.command("slurm-status")
@@ -15,7 +16,7 @@ from paradl_bench.core.terminal.forms import json_format
 @click.option("-o", "--output", metavar="FILE", help="File for the summary, as Markdown. Default: standard output.")
 @click.option("--force", is_flag=True, help="Replace an existing file.")
 @click.option("--exit-code", is_flag=True, help="Exit with code 3 if something is missing.")
-@json_format("json holds all jobs.")
+@summary_format("json holds all; csv and parquet hold the commands and their states.")
 def COMMAND(directory: Path, output: str | None, force: bool, exit_code: bool, as_json: bool) -> None:  # noqa: N802
     """Say what was measured of the calibration in DIR, what is missing and what that costs, and how to go on."""
     import msgspec
@@ -23,6 +24,7 @@ def COMMAND(directory: Path, output: str | None, force: bool, exit_code: bool, a
     from paradl_bench.core.errors import WorkError
     from paradl_bench.core.terminal.command_line import refuse_overwrite, write_output
     from paradl_bench.slurm.jobs.plan import read_plan
+    from paradl_bench.slurm.progress import TaskState
     from paradl_bench.slurm.summary import markdown, summarise
 
     if output:
@@ -32,7 +34,9 @@ def COMMAND(directory: Path, output: str | None, force: bool, exit_code: bool, a
     text = markdown(directory, plan, summary)
     if output:
         write_output(output, text.encode(), force=force)
-    if as_json:
+    if print_rows(TaskState, summary.tasks):
+        pass
+    elif as_json:
         click.echo(msgspec.json.encode(summary).decode())
     elif not output:
         tell(text.rstrip(), lines=True)

@@ -9,6 +9,7 @@ from __future__ import annotations
 import abc
 import functools
 import io
+import sys
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -49,6 +50,18 @@ def frame_of(kind: type[msgspec.Struct], records: Iterable[msgspec.Struct]) -> D
     rows = list(records)
     columns = _columns(kind)
     return DataFrame({name: Series(map(value, rows), dtype=dtype) for name, dtype, value in columns})
+
+
+def print_rows(kind: type[msgspec.Struct], records: Iterable[msgspec.Struct]) -> bool:
+    """Print records as CSV or Parquet if the command that runs was asked for one of them; whether it was."""
+    from paradl_bench.core.terminal.forms import CSV, PARQUET, asked_form, frame_bytes
+
+    form = asked_form()
+    if form not in (CSV, PARQUET):
+        return False
+    sys.stdout.buffer.write(frame_bytes(frame_of(kind, records), form))
+    sys.stdout.flush()
+    return True
 
 
 @functools.cache

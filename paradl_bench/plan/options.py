@@ -12,7 +12,7 @@ import msgspec
 
 from paradl_bench.core.bounds import MOST_ACCUMULATED, MOST_NORM
 from paradl_bench.core.checks import refuse_fp8
-from paradl_bench.core.terminal.forms import json_format
+from paradl_bench.core.terminal.forms import summary_format
 from paradl_bench.core.terminal.help import Decorator, option_group, together
 from paradl_bench.core.units import parse_sample_shape
 from paradl_bench.plan.axes.options import Shown
@@ -86,7 +86,7 @@ device_options = option_group(
 directory_options = option_group(
     "Output",
     click.option("-o", "--output", required=True, metavar="DIR", type=click.Path(path_type=Path)),
-    json_format("json is a summary of what was measured."),
+    summary_format("All but table hold a summary with numbers."),
     folded=False,
 )
 """Of a command that measures into a directory."""

@@ -14,7 +14,8 @@ from paradl_bench.core.errors import UserError
 if TYPE_CHECKING:
     from pandas import DataFrame
 
-TABLE, JSON, CSV, PARQUET, MARKDOWN = "table", "json", "csv", "parquet", "markdown"
+TABLE, JSON, CSV, PARQUET, MARKDOWN = _FORMS = "table", "json", "csv", "parquet", "markdown"
+_ALIAS: dict[str, Any] = {"is_flag": True, "hidden": True, "is_eager": True, "expose_value": False}
 _ASKED = "paradl.format"
 _Decorator = Callable[[Callable[..., Any]], Callable[..., Any]]
 
@@ -47,6 +48,11 @@ def _ask_form(ctx: click.Context, parameter: click.Parameter, form: str | None) 
     return str(asked)
 
 
+def _ask_printed(ctx: click.Context, parameter: click.Parameter, form: str | None) -> None:
+    """Of a command that prints, but writes no file: what can't be printed is refused before any work is done."""
+    check_form(_ask_form(ctx, parameter, form))
+
+
 def _is_json(ctx: click.Context, _: click.Parameter, given: bool) -> bool:
     if given:
         _ask(ctx, JSON, "--json")
@@ -56,35 +62,37 @@ def _is_json(ctx: click.Context, _: click.Parameter, given: bool) -> bool:
 
 def table_format(command: Callable[..., Any]) -> Callable[..., Any]:
     """``--format`` of a command whose tables are DataFrames in Python too; its argument is ``form``."""
-    hidden: dict[str, Any] = {"is_flag": True, "hidden": True, "is_eager": True, "expose_value": False}
     for alias in (JSON, CSV):
-        command = click.option(f"--{alias}", f"as_{alias}", callback=_ask_alias, **hidden)(command)
+        command = click.option(f"--{alias}", f"as_{alias}", callback=_ask_alias, **_ALIAS)(command)
     return click.option(
         "--format",
         "form",
-        type=click.Choice([TABLE, JSON, CSV, PARQUET, MARKDOWN]),
+        type=click.Choice(_FORMS),
         callback=_ask_form,
-        help="Form of what is printed or written to -o. csv and parquet have the same columns as the DataFrames in"
-        " Python, which never change. Default: table; with -o: by the file's ending, else json.",
+        help="Form of what is printed or written to -o. csv and parquet have fixed columns, as in Python. Default:"
+        " table; with -o: by the file's ending, else json.",
     )(command)
 
 
-def json_format(text: str) -> _Decorator:
+def summary_format(text: str) -> _Decorator:
     """``--format`` of a command that says more than a table holds; its argument is the flag ``as_json``.
 
+    The command prints CSV and Parquet by :func:`~paradl_bench.core.frames.print_rows`.
+
     Args:
-        text: what JSON holds, in a sentence.
+        text: what JSON, CSV and Parquet hold, in a sentence.
     """
 
     def decorate(command: Callable[..., Any]) -> Callable[..., Any]:
         command = click.option("--json", "as_json", is_flag=True, hidden=True, callback=_is_json)(command)
+        command = click.option(f"--{CSV}", f"as_{CSV}", callback=_ask_alias, **_ALIAS)(command)
         return click.option(
             "--format",
             "form",
-            type=click.Choice([TABLE, JSON, MARKDOWN]),
+            type=click.Choice(_FORMS),
             is_eager=True,
             expose_value=False,
-            callback=_ask_form,
+            callback=_ask_printed,
             help=f"Form of what is printed. {text} Default: table.",
         )(command)
 

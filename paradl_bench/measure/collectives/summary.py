@@ -9,6 +9,7 @@ import msgspec
 import numpy as np
 
 from paradl_bench.core.files.storage import encode_pretty
+from paradl_bench.core.frames import print_rows
 from paradl_bench.core.registry import lookup
 from paradl_bench.core.statistics import sorted_groups, summarise
 from paradl_bench.core.terminal.command_line import open_console, write_output
@@ -105,8 +106,10 @@ def _sweep_row(records: list[CollectiveSamples]) -> SweepRow:
 
 
 def print_collectives(directory: Path, *, as_json: bool) -> None:
-    """Print the summary on standard output: a table, or JSON."""
+    """Print the summary on standard output: a table, or what was asked for."""
     summary = summarise_collectives(directory)
+    if print_rows(SweepRow, summary.collectives):
+        return
     if as_json:
         write_output("-", encode_pretty(summary))
         return

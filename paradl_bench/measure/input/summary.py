@@ -9,6 +9,7 @@ import msgspec
 import numpy as np
 
 from paradl_bench.core.files.storage import encode_pretty
+from paradl_bench.core.frames import print_rows
 from paradl_bench.core.statistics import sorted_groups
 from paradl_bench.core.terminal.command_line import open_console, write_output
 from paradl_bench.core.terminal.tables import table
@@ -53,6 +54,20 @@ class Loader(msgspec.Struct, frozen=True, kw_only=True):
     samples_per_s: float
     blocks_samples_per_s: tuple[float, float]
     first_s: float
+
+
+class InputRow(msgspec.Struct, frozen=True, kw_only=True):
+    """One part, or the loader with so many workers; what belongs to the other is missing."""
+
+    part: str
+    unit: str
+    median_s: float | None = None
+    iqr_s: float | None = None
+    samples: int | None = None
+    workers: int | None = None
+    batch: int | None = None
+    samples_per_s: float | None = None
+    first_s: float | None = None
 
 
 class InputSummary(msgspec.Struct, frozen=True, kw_only=True):
@@ -119,9 +134,25 @@ def _loaders(loaded: Sequence[LoaderSamples]) -> Iterator[Loader]:
         )
 
 
+def _input_rows(summary: InputSummary) -> Iterator[InputRow]:
+    for part in summary.parts:
+        yield InputRow(part=part.part, unit=part.unit, median_s=part.median_s, iqr_s=part.iqr_s, samples=part.samples)
+    for loader in summary.loaders:
+        yield InputRow(
+            part="loader",
+            unit="sample",
+            workers=loader.workers,
+            batch=loader.batch,
+            samples_per_s=loader.samples_per_s,
+            first_s=loader.first_s,
+        )
+
+
 def print_input(directory: Path, *, as_json: bool) -> None:
-    """Print a measurement of the input side, as tables or as JSON."""
+    """Print a measurement of the input side, as tables or as asked for."""
     summary = summarise_input(directory)
+    if print_rows(InputRow, _input_rows(summary)):
+        return
     if as_json:
         write_output("-", encode_pretty(summary))
         return

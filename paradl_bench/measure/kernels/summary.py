@@ -10,6 +10,7 @@ import msgspec
 import numpy as np
 
 from paradl_bench.core.files.storage import encode_pretty
+from paradl_bench.core.frames import print_rows
 from paradl_bench.core.statistics import Floats, sorted_groups
 from paradl_bench.core.terminal.command_line import open_console, write_output
 from paradl_bench.core.terminal.tables import table
@@ -100,8 +101,10 @@ def _stages(records: Iterable[KernelSamples]) -> Iterable[StageSummary]:
 
 
 def print_sweep(directory: Path, *, as_json: bool) -> None:
-    """Show a sweep as a table, or as JSON on standard output."""
+    """Show a sweep on standard output, as a table or as asked for."""
     summary = summarise_sweep(directory)
+    if print_rows(StageSummary, summary.stages):
+        return
     if as_json:
         write_output("-", encode_pretty(summary))
         return
@@ -133,6 +136,8 @@ def _skipped(reasons: dict[str, int]) -> list[str]:
 def print_plan(design: Design, seconds: Sequence[float], device: str, budget_s: float | None, *, as_json: bool) -> None:
     """Show what a sweep would measure, given what each kernel is estimated to take in all blocks."""
     kernels, total_s = _within(design.kernels, seconds, budget_s)
+    if print_rows(SweptKernel, kernels):
+        return
     if as_json:
         plan = {
             "kernels": [msgspec.to_builtins(kernel) for kernel in kernels],

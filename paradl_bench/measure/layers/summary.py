@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 import msgspec
 import numpy as np
 
+from paradl_bench.core.frames import print_rows
 from paradl_bench.core.statistics import Floats, bootstrap_interval, sorted_groups
 from paradl_bench.core.terminal.tables import table
 from paradl_bench.core.units import format_difference, format_seconds
@@ -126,6 +127,8 @@ def closures(directory: Path) -> list[Closure]:
 def print_layer_summary(directory: Path, *, as_json: bool) -> None:
     """Print closure and the costliest layers on standard output."""
     measured = closures(directory)
+    if print_rows(Closure, measured):
+        return
     if as_json:
         sys.stdout.write(msgspec.json.encode(measured).decode() + "\n")
         return

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -11,6 +11,7 @@ import msgspec
 
 from paradl_bench.core.errors import UserError
 from paradl_bench.core.files.storage import encode_pretty, write_bytes_atomically
+from paradl_bench.core.frames import print_rows
 from paradl_bench.core.terminal.command_line import open_console, say
 from paradl_bench.core.terminal.tables import table
 from paradl_bench.core.units import format_seconds
@@ -67,8 +68,29 @@ def write_nodes(job: JobNodes, output: Path) -> None:
     say(f"{output / NODES_NAME} holds all that was found on {len(job.nodes)} nodes")
 
 
+class FoundRow(msgspec.Struct, frozen=True, kw_only=True):
+    """One thing that was looked for on one node."""
+
+    host: str
+    ranks: tuple[int, ...]
+    clock_offset_s: float
+    name: str
+    found: str | None
+
+
+def _found_rows(job: JobNodes) -> Iterator[FoundRow]:
+    for node in job.nodes:
+        offset_s = node.clock.clock_offset_s
+        for finding in node.findings:
+            yield FoundRow(
+                host=node.host, ranks=node.ranks, clock_offset_s=offset_s, name=finding.name, found=finding.found
+            )
+
+
 def print_nodes(job: JobNodes, *, as_json: bool) -> None:
-    """Show clocks and differences, or all as JSON, on standard output."""
+    """Show clocks and differences, or all as asked for, on standard output."""
+    if print_rows(FoundRow, _found_rows(job)):
+        return
     if as_json:
         sys.stdout.write(msgspec.json.encode(job).decode() + "\n")
         return

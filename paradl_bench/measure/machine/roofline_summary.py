@@ -8,6 +8,7 @@ import msgspec
 import numpy as np
 
 from paradl_bench.core.files.storage import encode_pretty
+from paradl_bench.core.frames import print_rows
 from paradl_bench.core.terminal.command_line import open_console, write_output
 from paradl_bench.core.terminal.tables import table
 from paradl_bench.core.units import format_bytes
@@ -57,8 +58,10 @@ def _rate(records: list[RateSamples]) -> KernelRate:
 
 
 def print_rates(directory: Path, *, as_json: bool) -> None:
-    """Print a measurement's rates, as a table or as JSON."""
+    """Print a measurement's rates, as a table or as asked for."""
     rates = kernel_rates(directory)
+    if print_rows(KernelRate, rates):
+        return
     if as_json:
         write_output("-", encode_pretty(rates))
         return

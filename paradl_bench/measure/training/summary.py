@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import math
 import sys
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import msgspec
 import numpy as np
 
+from paradl_bench.core.frames import print_rows
 from paradl_bench.core.statistics import Summary, grouped, summarise
 from paradl_bench.core.terminal.command_line import open_console
 from paradl_bench.core.terminal.tables import table
@@ -53,6 +54,19 @@ class RankSummary(msgspec.Struct, frozen=True, kw_only=True):
     core: int | None
     phases: dict[str, Summary]
     communication: dict[str, Summary] = {}
+
+
+class PhaseRow(msgspec.Struct, frozen=True, kw_only=True):
+    """One phase of one rank, or one kind of communication within a phase (``FW halo``)."""
+
+    rank: int
+    core: int | None
+    phase: str
+    part_of_phase: bool
+    median_s: float
+    iqr_s: float
+    minimum_s: float
+    samples: int
 
 
 class CallSummary(msgspec.Struct, frozen=True, kw_only=True):
@@ -141,12 +155,34 @@ def _communication(records: Sequence[TrainingIterations]) -> dict[str, list[floa
     return seconds
 
 
+def _phase_rows(ranks: Iterable[RankSummary]) -> Iterator[PhaseRow]:
+    for rank in ranks:
+        for within, summaries in ((False, rank.phases), (True, rank.communication)):
+            for phase, times in summaries.items():
+                yield PhaseRow(
+                    rank=rank.rank,
+                    core=rank.core,
+                    phase=phase,
+                    part_of_phase=within,
+                    median_s=times.median_s,
+                    iqr_s=times.iqr_s,
+                    minimum_s=times.minimum_s,
+                    samples=times.samples,
+                )
+
+
 def print_training_summary(directory: Path, *, as_json: bool) -> None:
-    """Print the summary to standard output, as a table or as JSON."""
+    """Print the summary to standard output, as a table or as asked for."""
     summary = summarise_training(directory)
+    if print_rows(PhaseRow, _phase_rows(summary.ranks)):
+        return
     if as_json:
         sys.stdout.write(msgspec.json.encode(summary).decode() + "\n")
-        return
+    else:
+        _print_tables(summary)
+
+
+def _print_tables(summary: TrainingSummary) -> None:
     console = open_console()
     if summary.emulated:
         console.print(f"emulated: {summary.emulated}", soft_wrap=True)

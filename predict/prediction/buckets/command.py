@@ -6,7 +6,7 @@ from typing import Any
 
 import click
 
-from paradl_bench.core.terminal.forms import asked_form, json_format
+from paradl_bench.core.terminal.forms import table_format
 from paradl_bench.core.terminal.help import GroupedCommand, option_group
 from predict.prediction.command_options import OutputOptions, point_options, refuse_missing
 
@@ -26,8 +26,8 @@ from predict.prediction.command_options import OutputOptions, point_options, ref
 )
 @option_group(
     "Output",
-    click.option("-o", "--output", metavar="FILE", help="Write JSON to a file; - for standard output."),
-    json_format("json holds all groupings."),
+    click.option("-o", "--output", metavar="FILE", help="Write to a file; - for standard output."),
+    table_format,
     click.option("--force", is_flag=True, help="Replace an existing output file."),
     folded=False,
 )
@@ -39,8 +39,9 @@ def buckets(ctx: click.Context, /, **options: Any) -> None:
     predict buckets --from-profile p.json --model resnet50 --strategy d8 --batch 256
     """
     from paradl_bench.core.errors import UserError
+    from paradl_bench.core.frames import frame_of
     from paradl_bench.core.terminal.command_line import say
-    from predict.prediction.buckets.advice import advise, print_advice
+    from predict.prediction.buckets.advice import BucketAdvice, advise, print_advice
 
     refuse_missing(options, "profile", "model", "strategy", "batch")
     for name in ("bucket_cap_mb", "fusion", "fusion_buffer", "fusion_timeout"):
@@ -53,10 +54,10 @@ def buckets(ctx: click.Context, /, **options: Any) -> None:
     scaled = ctx.get_parameter_source("scaling") is click.core.ParameterSource.COMMANDLINE
     if scaled and options["ranks"] is None:
         raise UserError("--scaling is for the rank counts of --ranks; predict buckets has no other use for it")
-    written = OutputOptions(output=options["output"], form=asked_form(), force=options["force"])
+    written = OutputOptions(output=options["output"], form=options["form"], force=options["force"])
     written.check()
     advice, left_out = advise(options)
     for line in left_out:
         say(f"predict: left out: {line}")
-    if written.write(list(advice)):
+    if written.write(list(advice), lambda: frame_of(BucketAdvice, advice)):
         print_advice(advice)

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from paradl_bench.core.terminal.forms import asked_form, json_format
+from paradl_bench.core.terminal.forms import table_format
 from paradl_bench.core.terminal.help import GroupedCommand, option_group
 from predict.prediction.command_options import OutputOptions, point_options, refuse_missing, why_option
 
@@ -26,7 +26,9 @@ _BESIDE_A_RUN = (
     "remedies",
     "why",
     "output",
+    "form",
     "as_json",
+    "as_csv",
     "force",
 )
 """Options that go with --run: the run says the rest."""
@@ -62,8 +64,8 @@ _BESIDE_A_RUN = (
 )
 @option_group(
     "Output",
-    click.option("-o", "--output", metavar="FILE", help="Write JSON to a file; - for standard output."),
-    json_format("json holds every finding with its numbers."),
+    click.option("-o", "--output", metavar="FILE", help="Write to a file; - for standard output."),
+    table_format,
     click.option(
         "--force", is_flag=True, help="Replace an existing output file, and accept a run from another environment."
     ),
@@ -79,14 +81,16 @@ def diagnose(ctx: click.Context, /, **options: Any) -> None:
     predict diagnose --from-profile p.json --model resnet50 --strategy d8 --batch 256
     predict diagnose --from-profile p.json --run runs/d2
     """
+    from paradl_bench.core.frames import frame_of
+    from predict.validation.diagnosis.finding_rows import FindingRow, finding_rows
     from predict.validation.diagnosis.presentation import print_diagnosis
 
     refuse_missing(options, "profile", *(() if options["run"] else ("model", "strategy", "batch")))
     _refuse_unused(ctx, options)
-    written = OutputOptions(output=options["output"], form=asked_form(), force=options["force"])
+    written = OutputOptions(output=options["output"], form=options["form"], force=options["force"])
     written.check()
     diagnoses = _of_run(options) if options["run"] else _of_points(options)
-    if written.write(diagnoses):
+    if written.write(diagnoses, lambda: frame_of(FindingRow, finding_rows(diagnoses))):
         for diagnosis in diagnoses:
             print_diagnosis(diagnosis, why=options["why"])
 

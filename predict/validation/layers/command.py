@@ -7,7 +7,7 @@ from typing import Any
 
 import click
 
-from paradl_bench.core.terminal.forms import asked_form, json_format
+from paradl_bench.core.terminal.forms import table_format
 from paradl_bench.core.terminal.help import GroupedCommand
 from paradl_bench.plan.options import measured_dtype_option
 from predict.prediction.command_options import OutputOptions, refuse_missing
@@ -28,8 +28,8 @@ from predict.prediction.command_options import OutputOptions, refuse_missing
 @click.option("--optimizer", help="sgd or adam. Default: the one that was measured.")
 @click.option("--depth", default=2, show_default=True, type=click.IntRange(1), help="The most names in one block.")
 @click.option("--plot", metavar="FILE", help="Draw box plots of the errors into a .png, .svg or .html.")
-@click.option("-o", "--output", metavar="FILE", help="Write JSON to a file; - for standard output.")
-@json_format("json holds all layers.")
+@click.option("-o", "--output", metavar="FILE", help="Write to a file; - for standard output.")
+@table_format
 @click.option("--force", is_flag=True, help="Replace existing output files.")
 def validate_layers_command(**options: Any) -> None:
     """Hold regressed layers against measured ones: errors by layer, stage and block, and of the network.
@@ -42,16 +42,17 @@ def validate_layers_command(**options: Any) -> None:
     """
     refuse_missing(options, "profile", "model")
     from calibrate.profile.profile import read_profile
+    from paradl_bench.core.frames import frame_of
     from paradl_bench.core.terminal.command_line import refuse_overwrite
     from paradl_bench.core.terminal.pictures import refuse_undrawable
     from predict.costs.compute.layer_source import parse_layers
     from predict.costs.files import choose_network
     from predict.prediction.request import measured_choices
-    from predict.validation.layers.comparison import Compared, validate_layers
+    from predict.validation.layers.comparison import Compared, LayerError, validate_layers
     from predict.validation.layers.drawing import draw_layers
     from predict.validation.layers.presentation import print_layers
 
-    written = OutputOptions(output=options["output"], form=asked_form(), force=options["force"])
+    written = OutputOptions(output=options["output"], form=options["form"], force=options["force"])
     written.check()
     plot: str | None = options["plot"]
     if plot:
@@ -70,5 +71,5 @@ def validate_layers_command(**options: Any) -> None:
     )
     if plot:
         draw_layers(validation, plot, force=written.force)
-    if written.write(validation):
+    if written.write(validation, lambda: frame_of(LayerError, validation.layers)):
         print_layers(validation)

@@ -69,6 +69,8 @@ def test_without_pyarrow_one_line_says_what_to_install(predict: Caller, monkeypa
         (("search", "--ranks", "2"), ("place", "strategy", "iteration_s", "interval_low_s", "memory_bytes")),
         (("timeline", "--strategy", "d2"), ("role", "stream", "start_s", "end_s")),
         (("what-if", "--strategy", "d2"), ("varied", "iteration_s", "speedup_over_base")),
+        (("buckets", "--strategy", "d2"), ("grouping", "iteration_s", "gain_interval_low", "best")),
+        (("diagnose", "--strategy", "d2"), ("limitation", "share_interval_high", "state", "remedy_gain")),
     ],
 )
 def test_other_commands_print_their_frames(predict: Caller, command: tuple[str, ...], columns: tuple[str, ...]) -> None:

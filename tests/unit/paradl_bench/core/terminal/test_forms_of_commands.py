@@ -1,0 +1,62 @@
+"""``--format`` takes the same words in all commands; what prints a summary prints it as CSV and Parquet too."""
+
+from __future__ import annotations
+
+import io
+from pathlib import Path
+
+import click
+import pandas
+import pytest
+from click.testing import CliRunner
+
+from calibrate.cli import group as calibrate
+from paradl_bench.cli import group as bench
+from predict.cli import group as predict
+
+PROGRAMS = {"paradl-bench": bench, "calibrate": calibrate, "predict": predict}
+FORMS = ["table", "json", "csv", "parquet", "markdown"]
+
+
+def commands_with_a_format() -> dict[str, click.Option]:
+    found = {}
+    for program, group in PROGRAMS.items():
+        names = group.list_commands(click.Context(group))
+        for command in (group, *(group.get_command(click.Context(group), name) for name in names)):
+            assert command is not None
+            for option in command.params:
+                if isinstance(option, click.Option) and "--format" in option.opts:
+                    found[f"{program} {command.name}"] = option
+    return found
+
+
+def test_every_format_option_takes_the_same_words() -> None:
+    options = commands_with_a_format()
+    assert {"paradl-bench models", "paradl-bench doctor", "predict diagnose", "predict buckets"} <= options.keys()
+    taken = {name: option.type.choices for name, option in options.items() if isinstance(option.type, click.Choice)}
+    assert {name: list(words) for name, words in taken.items()} == dict.fromkeys(options, FORMS)
+
+
+@pytest.mark.parametrize(
+    ("words", "columns"),
+    [
+        (("models",), ["model"]),
+        (("doctor",), ["name", "found", "without", "text"]),
+        (("describe", "alexnet"), ["name", "kind", "attributes", "inputs"]),
+    ],
+)
+def test_summaries_are_printed_as_frames(words: tuple[str, ...], columns: list[str]) -> None:
+    done = CliRunner().invoke(bench, [*words, "--format", "csv"])
+    found = pandas.read_csv(io.StringIO(done.stdout))
+    assert list(found.columns)[: len(columns)] == columns
+    packed = CliRunner().invoke(bench, [*words, "--format", "parquet"])
+    assert list(pandas.read_parquet(io.BytesIO(packed.stdout_bytes)).columns) == list(found.columns)
+    assert CliRunner().invoke(bench, [*words, "--csv"]).stdout == done.stdout
+    assert "| --- |" in CliRunner().invoke(bench, [*words, "--format", "markdown"]).stdout or words == ("models",)
+
+
+def test_a_description_is_written_as_the_name_says(tmp_path: Path) -> None:
+    target = tmp_path / "layers.csv"
+    done = CliRunner().invoke(bench, ["describe", "alexnet", "-o", str(target)])
+    assert "alexnet, input" in done.stdout, "a table is shown beside the file"
+    assert "conv" in set(pandas.read_csv(target).kind)
