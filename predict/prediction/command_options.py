@@ -215,7 +215,6 @@ export_options = option_group(
         help="File for the settings; - for standard output, instead of the table. Default: PROGRAM.args, .json or"
         " .yaml.",
     ),
-    folded=False,
 )
 
 
