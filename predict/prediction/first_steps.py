@@ -25,6 +25,7 @@ _MARKS = (
 _HEAD_CHARACTERS = 4096
 _SHIPPED = "h100-sxm"
 """Of the profiles that come with the tool, the one with most collectives."""
+_NETWORK = "network.json"
 
 
 class Case(NamedTuple):
@@ -72,6 +73,8 @@ def init(output: str, force: bool, **given: Any) -> None:
             raise UserError(f"{name} {text!r}: give printable characters on one line")
     if case.have == "profile":
         _check_profile(case)
+    else:
+        _check_model(case.model)
     write_output(output, "".join(f"{line}\n" for line in commands_for(case)).encode(), force=force)
 
 
@@ -114,6 +117,39 @@ def _check_profile(case: Case) -> None:
     choose_network(read_profile(case.path), case.model, None, Path(case.path))
 
 
+def _check_model(model: str) -> None:
+    """Raise a UserError where no command would know the model."""
+    from paradl_bench.core.errors import unknown_choice
+    from paradl_bench.core.terminal.command_line import say
+    from paradl_bench.network.models.configurations import names_configuration, read_configuration
+
+    if names_configuration(model):
+        read_configuration(model)
+        return
+    if all(model.partition(":")) or _is_described(model):
+        return
+    try:
+        # The names of torchvision's models; whoever gives another name waits for torch.
+        from paradl_bench.network.models.catalog import model_names
+
+        known = model_names()
+    except (ModuleNotFoundError, UserError):
+        say(f"predict: --model {model} cannot be checked, because torchvision is not installed")
+        return
+    if model not in known:
+        unknown = unknown_choice("model", model, known, listed_by="paradl-bench models")
+        raise UserError(f"--model: {unknown}; a model of your own is config.json or package.module:factory")
+
+
+def _is_described(model: str) -> bool:
+    """Whether predictions find the network of a model by themselves."""
+    from paradl_bench.network.models.configurations import names_configuration
+    from paradl_bench.network.models.language_sizes import language_model_names
+    from paradl_bench.network.models.traced_networks import traced_models
+
+    return names_configuration(model) or model in (*traced_models(), *language_model_names())
+
+
 def commands_for(case: Case) -> Iterator[str]:
     """Lines of a shell script: what each step is for, and its command."""
     profile = case.path if case.have == "profile" else "profile.json"
@@ -130,13 +166,8 @@ def _measuring(case: Case, profile: str) -> Iterator[tuple[str, list[str]]]:
     if case.have == "profile":
         yield "What the profile holds, and where it is weak.", ["calibrate", "show", profile]
         return
-    from paradl_bench.network.models.traced_networks import traced_models
-
-    if case.have == "nothing" and case.model in traced_models():
-        yield (
-            "Before any measurement: a prediction from published ones. predict profiles lists other GPUs.",
-            ["predict", "search", "--from-profile", _SHIPPED, *_about(case), "--ranks", str(case.ranks)],
-        )
+    if case.have == "nothing":
+        yield from _from_published(case)
     a_rank = max(case.batch // case.ranks, 1)
     on = ["--device", case.device] if case.device != "cpu" else []
     batches = f"{a_rank},{2 * a_rank}"
@@ -156,6 +187,21 @@ def _measuring(case: Case, profile: str) -> Iterator[tuple[str, list[str]]]:
         yield "Sweep collectives. On a cluster, start this on more ranks by srun or torchrun.", ["paradl-bench", *sweep]
     folders = ["layers"] + ({"logs": ["imported"], "nothing": ["collectives"]}[case.have] if case.ranks > 1 else [])
     yield "Fit the measurements into a profile.", ["calibrate", "fit", *folders, "-o", profile]
+
+
+def _from_published(case: Case) -> Iterator[tuple[str, list[str]]]:
+    """A prediction before any measurement; of a model that the tool has no network of, its description first."""
+    network = []
+    if not _is_described(case.model):
+        network = ["--network", _NETWORK]
+        yield (
+            "Describe the layers of the model. This measures nothing.",
+            [*("paradl-bench", "describe", case.model, "-o", _NETWORK)],
+        )
+    yield (
+        "Before any measurement: a prediction from published ones. predict profiles lists other GPUs.",
+        ["predict", "search", "--from-profile", _SHIPPED, *_about(case), *network, "--ranks", str(case.ranks)],
+    )
 
 
 def _predicting(case: Case, profile: str) -> Iterator[tuple[str, list[str]]]:

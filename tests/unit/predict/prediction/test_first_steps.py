@@ -11,6 +11,7 @@ from click.testing import CliRunner, Result
 
 from calibrate.cli import group as calibrate
 from paradl_bench.cli import group as bench
+from paradl_bench.core.errors import UserError
 from predict.cli import group as predict
 from predict.prediction import first_steps
 
@@ -55,7 +56,7 @@ def test_every_written_command_is_one(options: tuple[str, ...]) -> None:
     assert len(written) >= 4
     for words in written:
         parsed(words)
-    made = [words[words.index("-o") + 1] for words in written if "-o" in words]
+    made = [words[words.index("-o") + 1] for words in written if "-o" in words and words[1] != "describe"]
     fit = next(words for words in written if words[:2] == ["calibrate", "fit"])
     assert fit[2 : fit.index("-o")] == made[:-1], "what was measured is what is fitted"
     measured = (words for words in written if words[0] == "predict" and "h100-sxm" not in words)
@@ -68,6 +69,36 @@ def test_with_nothing_the_first_command_answers_at_once() -> None:
     answer = CliRunner().invoke(GROUPS[first[0]], first[1:])
     assert answer.exit_code == 0, answer.output
     assert "d4" in answer.output
+
+
+@pytest.mark.parametrize("model", ["resnet101", "mine:build", str(ROOT / "docs" / "how-to" / "config.json")])
+def test_with_nothing_any_model_is_predicted_from_published(model: str) -> None:
+    script = init("--have", "nothing", "--model", model, *ASKED).output
+    first, second, *_ = commands(script)
+    described = ["--network", "network.json"] if first[1] == "describe" else []
+    assert bool(described) == (not model.endswith(".json"))
+    search = second if described else first
+    published = ["--from-profile", "h100-sxm", "--model", model, "--batch", "8", *described, "--ranks", "2"]
+    assert search == ["predict", "search", *published]
+
+
+def test_a_model_of_ones_own_is_described_and_searched(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    built = "torch.nn.Sequential(torch.nn.Flatten(), torch.nn.Linear(150528, 10))"
+    Path("ones_own.py").write_text(f"import torch\n\ndef build():\n    return {built}\n")
+    for program, *words in commands(init("--have", "nothing", "--model", "ones_own:build", *ASKED).output)[:2]:
+        answer = CliRunner().invoke(GROUPS[program], words)
+        assert answer.exit_code == 0, answer.output
+
+
+def test_without_torchvision_a_name_is_taken_as_it_is(monkeypatch: pytest.MonkeyPatch) -> None:
+    def absent() -> list[str]:
+        raise UserError("torchvision is not installed")
+
+    monkeypatch.setattr("paradl_bench.network.models.catalog.model_names", absent)
+    done = init("--have", "nothing", "--model", "resnet101", *ASKED)
+    assert "resnet101 cannot be checked" in done.stderr
+    assert done.exit_code == 0
 
 
 def test_commands_for_a_profile_answer() -> None:
@@ -109,9 +140,12 @@ def test_answers_do_as_options_do(monkeypatch: pytest.MonkeyPatch) -> None:
         (("--have", "profile", "--path", "no.json", "--model", "x", *ASKED), "no.json"),
         (("--have", "profile", "--path", str(PROFILE), "--model", "gpt9", *ASKED), "gpt9"),
         (("--have", "nothing", "--model", "a\nrm -r b", *ASKED), "on one line"),
-        (("--have", "logs", "--path", "none.log", "--model", "x", *ASKED), "--path none.log: No such file"),
+        (("--have", "nothing", "--model", "gpt2-larg", *ASKED), "did you mean gpt2-large"),
+        (("--have", "nothing", "--model", "mine:", *ASKED), "config.json or package.module:factory"),
+        (("--have", "nothing", "--model", "none.json", *ASKED), "none.json"),
+        (("--have", "logs", "--path", "none.log", "--model", "vgg11", *ASKED), "--path none.log: No such file"),
         (
-            ("--have", "logs", "--path", str(LOGS / "cluster.plat"), "--model", "x", *ASKED),
+            ("--have", "logs", "--path", str(LOGS / "cluster.plat"), "--model", "vgg11", *ASKED),
             "does not begin like a log of",
         ),
     ],
