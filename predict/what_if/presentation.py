@@ -146,10 +146,52 @@ def draw_what_if(rows: Sequence[WhatIf], target: str, *, force: bool) -> None:
     """
     title = f"{rows[0].model}: what if"
     figure = what_if_figure(rows)
-    write_figure(figure, target, title=title, shows="iteration over what was varied", force=force)
+    shows = "speed-up of each change" if _one_value_each(rows) else "iteration over what was varied"
+    write_figure(figure, target, title=title, shows=shows, force=force)
+
+
+def _one_value_each(rows: Sequence[WhatIf]) -> bool:
+    """Whether each change is of one quantity, to one value: nothing to draw a line through."""
+    bases = [id(base) for base in _bases(rows)]
+    changes = [(base, *row.varied) for base, row in zip(bases, rows, strict=True) if row.varied]
+    return all(len(row.varied) < 2 for row in rows) and len(set(changes)) == len(changes)
 
 
 def what_if_figure(rows: Sequence[WhatIf]) -> Figure:
+    """Bars of speed-ups where each quantity has one value, else the iteration over each quantity."""
+    return _speedup_figure(rows) if _one_value_each(rows) else _panels_figure(rows)
+
+
+def _speedup_figure(rows: Sequence[WhatIf]) -> Figure:
+    """One bar for each change: its samples/s over those as measured; what helps most is on top."""
+    several, of_points = _layers_differ(rows), len([row for row in rows if not row.varied]) > 1
+    changed = [(base, row) for base, row in zip(_bases(rows), rows, strict=True) if row.varied]
+    figure = new_figure(7, 1.4 + 0.35 * len(changed))
+    axes = figure.subplots()
+    points = [_point(base, several) for base, _ in changed]
+    colours = {point: COLOURS[at % len(COLOURS)] for at, point in enumerate(dict.fromkeys(points))}
+    for at, ((_, row), point) in enumerate(zip(changed, points, strict=True)):
+        # One label for each colour: matplotlib leaves out those that begin with an underscore.
+        label = in_drawing(point) if points.index(point) == at else "_"
+        bar = axes.barh(at, row.speedup_over_base, 0.7, color=colours[point], label=label)
+        axes.bar_label(bar, [f"{row.speedup_over_base:.2f}"], padding=3, fontsize=8)
+    axes.axvline(1, color="0.3", linestyle="--", linewidth=1)
+    axes.set_yticks(range(len(changed)), [in_drawing(_text(row.varied)) for _, row in changed])
+    axes.invert_yaxis()
+    axes.margins(x=0.12)
+    axes.set_xlabel("samples/s, times those as measured")
+    if of_points:
+        axes.legend(fontsize=8)
+    figure.suptitle(in_drawing(f"{rows[0].model}: {rows[0].evaluator}" + ("" if of_points else f", {points[0]}")))
+    return figure
+
+
+def _point(base: WhatIf, several: bool) -> str:
+    """A point as measured in words, with the source of its layers' seconds where there are several."""
+    return f"{base.strategy}, batch {base.batch}" + (f", layers {base.layers_from}" if several else "")
+
+
+def _panels_figure(rows: Sequence[WhatIf]) -> Figure:
     """The iteration over each quantity that was varied, a panel each, with its interval.
 
     A line for each strategy and source of layers' seconds (KernelMLP, figures 4 and 5: roofline beside MLP), and in
@@ -204,7 +246,7 @@ def _lines(rows: Sequence[WhatIf], name: str) -> dict[str, list[WhatIf]]:
     base, several = "", _layers_differ(rows)
     for row in rows:
         if not row.varied:
-            base = f"{row.strategy}, batch {row.batch}" + (f", layers {row.layers_from}" if several else "")
+            base = _point(row, several)
         elif name in row.varied:
             others = [f"{other}={shown_value(other, value)}" for other, value in row.varied.items() if other != name]
             lines.setdefault("; ".join([base, *others]), []).append(row)

@@ -76,6 +76,18 @@ def test_a_sweep_is_drawn_with_efficiency_and_its_subject(profile: LoadedProfile
     assert said.endswith("/profile.json")
 
 
+def test_doubled_things_are_bars_of_one_chart(profile: LoadedProfile) -> None:
+    found = profile.what_if("chain", ["d2", "d4"], batch=8)
+    (axes,) = found.plot().get_axes()
+    speedups = [row.speedup_over_base for row in found.rows if row.varied]
+    assert [bar.get_width() for bar in axes.patches] == speedups  # type: ignore[attr-defined]
+    legend = axes.get_legend()
+    assert legend is not None
+    assert [text.get_text() for text in legend.get_texts()] == ["d2, batch 8", "d4, batch 8"]
+    values = profile.what_if("chain", "d2", batch=8, vary=["bandwidth=2,4", "latency=0.5"])
+    assert len(values.plot().get_axes()) == 2, "a panel for each quantity"
+
+
 def test_a_line_of_one_point_has_a_bar() -> None:
     panel = new_figure(4, 4).subplots()
     draw_line(panel, [2], [1.0], [(0.5, 2.0)], "black", "alone")
