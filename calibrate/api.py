@@ -17,6 +17,8 @@ if TYPE_CHECKING:
     from calibrate.report.diff import Difference
 
 PathLike = str | os.PathLike[str]
+_OF_COVARIANCE = {"first": (0, 0), "both": (0, 1), "second": (1, 1)}
+"""Names of the parts of a covariance of two numbers, and where they stand in it."""
 
 
 class CalibratedProfile(Drawn):
@@ -49,6 +51,10 @@ class CalibratedProfile(Drawn):
 
     def to_frame(self, table: str = "communication") -> DataFrame:
         """One table of the profile, with one entry in each row; columns are the fields of the profile's format.
+
+        Lists of records, such as the measured points of a fit, are no columns: :attr:`profile` has them. The covariance
+        of alpha and beta is three columns of numbers: ``covariance_first`` (the variance of alpha),
+        ``covariance_both``, and ``covariance_second`` (the variance of beta).
 
         Args:
             table: communication (fits of collectives), layer_times, model_times, ... as :attr:`tables` names them.
@@ -190,8 +196,35 @@ def paths_of(given: PathLike | Iterable[PathLike]) -> list[Path]:
 
 
 def table_of(profile: Profile, table: str) -> DataFrame:
-    """One table of a profile, with one entry in each row."""
-    return frame_of(_kind_of(table), getattr(profile, table))
+    """One table of a profile, with one entry in each row.
+
+    The covariance of two numbers is three columns: ``covariance_first``, ``covariance_both`` and ``covariance_second``
+    hold the variance of the first, the covariance, and the variance of the second. Lists of records are left out.
+    """
+    from pandas import Series
+
+    kind = _kind_of(table)
+    frame = frame_of(kind, getattr(profile, table))
+    frame = frame.drop(columns=_lists_of_records(kind))
+    for name in [name for name in frame.columns if name.endswith("covariance")]:
+        place, matrices = list(frame.columns).index(name), frame.pop(name)
+        for offset, (part, (row, column)) in enumerate(_OF_COVARIANCE.items()):
+            values = [None if matrix is None else matrix[row][column] for matrix in matrices]
+            frame.insert(place + offset, f"{name}_{part}", Series(values, dtype="float64"))
+    return frame
+
+
+def _lists_of_records(kind: type) -> list[str]:
+    """Names of the fields that hold records, any number of them."""
+    from msgspec import inspect
+
+    described = inspect.type_info(kind)
+    assert isinstance(described, inspect.StructType)
+    return [
+        field.name
+        for field in described.fields
+        if isinstance(field.type, inspect.VarTupleType) and isinstance(field.type.item_type, inspect.StructType)
+    ]
 
 
 def _kind_of(table: str) -> type:
