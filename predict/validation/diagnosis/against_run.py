@@ -33,7 +33,7 @@ def held_against(diagnosis: Diagnosis, case: Case, run: Run) -> Diagnosis:
         iteration_s=run.median_s,
         findings=by_weight(findings),
         run=str(run.path),
-        notes=(*(calls.lines() if calls else ()), *diagnosis.notes),
+        said=(*(calls.lines() if calls else ()), *diagnosis.said),
     )
 
 

@@ -132,7 +132,7 @@ def _of_run(options: dict[str, Any]) -> list[Diagnosis]:
     if options["remedies"]:
         asked = options_of_run(run, options, knows_input=bool(costs.profile.input_side))
         diagnosis = _tried(diagnosis, diagnostician, case, asked)
-    return [msgspec.structs.replace(diagnosis, notes=(*diagnosis.notes, *notes))]
+    return [msgspec.structs.replace(diagnosis, said=(*diagnosis.said, *notes))]
 
 
 def _of_points(options: dict[str, Any]) -> list[Diagnosis]:

@@ -116,7 +116,9 @@ class Diagnostician:
             iteration_s=case.prediction.iteration_s,
             at_least=self.at_least,
             findings=by_weight(findings),
-            notes=(*(f"extrapolated: {line}" for line in about.extrapolated), *about.notes),
+            sources=dict(about.sources),
+            extrapolated=tuple(about.extrapolated),
+            notes=tuple(about.notes),
         )
 
     def _finding(self, limitation: Limitation, case: Case) -> Finding:

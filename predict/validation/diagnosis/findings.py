@@ -65,7 +65,8 @@ class Diagnosis(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
         iteration_s: as measured where there is a run, else as predicted. at_least: the share from which on a limitation
             is present.
         run: the directory that was held against; empty for none.
-        notes: of the prediction, and what remedies could not be tried.
+        sources, extrapolated, notes: of the prediction.
+        said: of the run, and what remedies could not be tried.
     """
 
     model: str
@@ -76,4 +77,7 @@ class Diagnosis(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
     at_least: float
     findings: tuple[Finding, ...]
     run: str = ""
+    sources: dict[str, float] = {}
+    extrapolated: tuple[str, ...] = ()
     notes: tuple[str, ...] = ()
+    said: tuple[str, ...] = ()

@@ -4,20 +4,19 @@ from __future__ import annotations
 
 from paradl_bench.core.terminal.command_line import open_console
 from paradl_bench.core.terminal.tables import table
-from paradl_bench.core.units import counted, format_difference, format_seconds
-from predict.prediction.confidence import topics
+from paradl_bench.core.units import format_difference, format_seconds
+from predict.prediction.confidence import confidence_in
 from predict.validation.diagnosis.findings import Diagnosis, Finding
 
 _NOT_APPLICABLE = "does not apply"
-_EXTRAPOLATED = "extrapolated: "
 _COLUMNS = ("limitation or bottleneck", "category", "comes of", "phases", "share", "90%", "state", "evidence")
 
 
 def print_diagnosis(diagnosis: Diagnosis, *, why: bool = False) -> None:
-    """The rows of what applies, then remedies and notes, a line each.
+    """The rows of what applies, then remedies, and what the prediction rests on in one line.
 
     Args:
-        why: rows of what does not apply too, and all that was extrapolated.
+        why: rows of what does not apply too, and all remarks.
     """
     console = open_console()
     shown = [finding for finding in diagnosis.findings if why or finding.state != _NOT_APPLICABLE]
@@ -28,17 +27,10 @@ def print_diagnosis(diagnosis: Diagnosis, *, why: bool = False) -> None:
     there = [finding for finding in diagnosis.findings if finding.state in ("present", "possible")]
     if not there:
         console.print(f"No limitation takes {diagnosis.at_least:.0%} of the iteration or more.", highlight=False)
-    for line in (*(line for finding in there for line in _remedies(finding)), *_notes(diagnosis, why=why)):
+    remedies = (line for finding in there for line in _remedies(finding))
+    rests = confidence_in([(diagnosis.strategy, diagnosis)]).lines(why=why)
+    for line in (*remedies, *diagnosis.said, *rests):
         console.print(line, highlight=False)
-
-
-def _notes(diagnosis: Diagnosis, *, why: bool) -> list[str]:
-    beyond = [line for line in diagnosis.notes if line.startswith(_EXTRAPOLATED)]
-    if why or not beyond:
-        return list(diagnosis.notes)
-    said = ", ".join(topics(line.removeprefix(_EXTRAPOLATED) for line in beyond))
-    others = (line for line in diagnosis.notes if line not in beyond)
-    return [*others, f"{_EXTRAPOLATED}{said}. --why lists {counted(len(beyond), 'remark')}."]
 
 
 def _title(diagnosis: Diagnosis) -> str:

@@ -81,7 +81,7 @@ def with_remedies(
         msgspec.structs.replace(finding, remedies=_best(finding, case, tried)) if finding in wanted else finding
         for finding in diagnosis.findings
     )
-    return msgspec.structs.replace(diagnosis, findings=findings, notes=(*diagnosis.notes, *refused))
+    return msgspec.structs.replace(diagnosis, findings=findings, said=(*diagnosis.said, *refused))
 
 
 def _tried(

@@ -115,7 +115,7 @@ def gather_runs(options: Options, validation: Report) -> Content:
     return Content(
         **_about(options, costs, case),
         predictions=(case.prediction,),
-        diagnosis=msgspec.structs.replace(diagnosis, notes=(*diagnosis.notes, *notes)),
+        diagnosis=msgspec.structs.replace(diagnosis, said=(*diagnosis.said, *notes)),
         scaling=_grown(costs, point, options),
         validation=validation,
         run=worst.run,

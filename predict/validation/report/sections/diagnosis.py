@@ -22,13 +22,14 @@ def section(content: Content) -> Section:
     tables = {"All limitations": _table(diagnosis.findings)}
     if any(finding.remedies for finding in there):
         tables = {"What would help": _remedies(there), **tables}
+    notes = (*diagnosis.said, *(f"extrapolated: {line}" for line in diagnosis.extrapolated), *diagnosis.notes)
     return Section(
         name="diagnosis",
         title="What limits it, and what would help",
         lines=lines,
         figures=(_shares(content),),
         tables=tables,
-        further={"Notes": diagnosis.notes} if diagnosis.notes else {},
+        further={"Notes": notes} if notes else {},
         documents={"diagnosis": diagnosis},
     )
 
