@@ -14,8 +14,8 @@ from paradl_bench.core.terminal.collected import collected
 from paradl_bench.core.terminal.command_line import open_console, refuse_overwrite, say, write_output
 from paradl_bench.core.terminal.forms import JSON, MARKDOWN, TABLE, check_form, form_of, frame_bytes, table_format
 from paradl_bench.core.terminal.tables import table_of
-from paradl_bench.core.units import format_bytes
-from paradl_bench.network.graph import Layer, ModelGraph
+from paradl_bench.core.units import format_bytes, format_input
+from paradl_bench.network.graph import TARGET_DTYPE, Layer, ModelGraph
 from paradl_bench.plan.options import SampleOptions, sample_options
 
 _MOST_ROWS = 40
@@ -60,7 +60,8 @@ def COMMAND(  # noqa: N802
 
 def _print(network: ModelGraph, *, every_layer: bool) -> None:
     console = open_console()
-    title = f"{network.name}, input {'x'.join(map(str, network.input_shape))}, per sample"
+    sample = format_input(network.input_shape, tokens=network.input_dtype == TARGET_DTYPE)
+    title = f"{network.name}, input {sample}, per sample"
     whole = every_layer or len(network.layers) <= _MOST_ROWS
     parts = {layer.name: [layer] for layer in network.layers} if whole else modules_of(network)
     console.print(

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from fractions import Fraction
 
 from paradl_bench.core.errors import UserError
@@ -27,6 +27,7 @@ _SUFFIX_SECONDS = {"": 1.0, "us": 1e-6, "ms": 1e-3, "s": 1.0, "m": 60.0, "h": 36
 _BANDWIDTH = re.compile(r"([0-9]{1,9}(?:\.[0-9]{1,9})?)\s*([kKMGT]?)(i?)(bit|B)/s")
 MAX_COUNT = 2**63 - 1
 MAX_SWEEP_POINTS = 4096
+_SEQUENCES = ("encoder", "decoder")
 LARGEST_FACTOR = 1e9
 """By which a time that was measured may be stretched, and what a rank-hour may cost."""
 
@@ -290,6 +291,19 @@ def format_bytes(count: float) -> str:
         if abs(count) >= scale:  # 1023.9 KiB stays in KiB, as `ls -h` has it: 1024 KiB
             return f"{_three_digits(count / scale)} {unit}"
     return f"{count:.0f} B"
+
+
+def format_input(shape: Sequence[int], *, tokens: bool) -> str:
+    """A sample in words: ``1,024 tokens``, ``512 encoder and 512 decoder tokens``, ``3x224x224``.
+
+    Args:
+        tokens: whether it holds token ids: a sequence of them, or one for the encoder and one for the decoder.
+    """
+    if tokens and len(shape) == 1:
+        return f"{shape[0]:,} tokens"
+    if tokens and len(shape) == len(_SEQUENCES) == shape[0]:
+        return " and ".join(f"{shape[1]:,} {name}" for name in _SEQUENCES) + " tokens"
+    return "x".join(map(str, shape))
 
 
 def format_difference(relative: float, digits: int = 1) -> str:

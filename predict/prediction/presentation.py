@@ -11,7 +11,7 @@ import msgspec
 
 from paradl_bench.core.terminal.command_line import open_console
 from paradl_bench.core.terminal.tables import table_of
-from paradl_bench.core.units import format_around, format_bytes, format_seconds
+from paradl_bench.core.units import format_around, format_bytes, format_input, format_seconds
 from predict.costs.compute.unmeasured_costs import TAKEN_AS_NONE
 from predict.prediction.confidence import confidence_in
 from predict.prediction.prediction import Prediction
@@ -182,10 +182,10 @@ def print_table(predictions: Sequence[Prediction], sweeps: Sequence[Sweep] = (),
         why: list every remark, not how many there are.
     """
     first = predictions[0]
-    shape = "x".join(map(str, first.input_shape))
+    sample = format_input(first.input_shape, tokens=first.use.tokens_per_s_per_rank is not None)
     console = open_console()
     computed_in = f"{first.dtype} {first.kernel_settings}".rstrip()
-    title = f"{first.model} on {shape}, {first.optimizer}, {computed_in}: {first.evaluator}{_scaled(sweeps)}"
+    title = f"{first.model} on {sample}, {first.optimizer}, {computed_in}: {first.evaluator}{_scaled(sweeps)}"
     answers = [_answer(prediction, with_band=bool(sweeps)) for prediction in predictions]
     console.print(table_of(answers, title=title, keys=3))
     phases = [_phases(prediction) for prediction in predictions]

@@ -13,8 +13,8 @@ import numpy as np
 from paradl_bench.core.frames import print_rows
 from paradl_bench.core.statistics import Floats, bootstrap_interval, sorted_groups
 from paradl_bench.core.terminal.tables import table
-from paradl_bench.core.units import format_difference, format_seconds
-from paradl_bench.network.graph import read_network
+from paradl_bench.core.units import format_difference, format_input, format_seconds
+from paradl_bench.network.graph import TARGET_DTYPE, read_network
 from paradl_bench.records.measurement import ITERATIONS_FILE, LAYERS_FILE, read_records
 from paradl_bench.records.samples import IterationSamples, LayerSamples
 from paradl_bench.records.training.verification import read_verified_shards
@@ -148,7 +148,10 @@ def print_layer_summary(directory: Path, *, as_json: bool) -> None:
 def _inputs(directory: Path) -> str:
     """The shape of a sample, of each model where they differ."""
     networks = [read_network(path) for path in sorted(directory.glob("network*.json"))]
-    shapes = {network.name: "x".join(map(str, network.input_shape)) for network in networks}
+    shapes = {
+        network.name: format_input(network.input_shape, tokens=network.input_dtype == TARGET_DTYPE)
+        for network in networks
+    }
     if len(set(shapes.values())) == 1:
         return f"input {next(iter(shapes.values()))}"
     return "input " + ", ".join(f"{shape} ({name})" for name, shape in shapes.items())

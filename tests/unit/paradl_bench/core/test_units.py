@@ -18,6 +18,7 @@ from paradl_bench.core.units import (
     format_bandwidth,
     format_bytes,
     format_difference,
+    format_input,
     format_seconds,
     format_share,
     parse_bandwidth,
@@ -296,3 +297,16 @@ def test_a_sample_is_a_shape_or_a_sequence_below_limits() -> None:
     assert parse_sample_shape(None, 12) == (12,)
     with pytest.raises(UserError, match="--sequence: '9223372036854775808' is not a positive whole number below 2"):
         parse_sample_shape(None, 2**63)
+
+
+@pytest.mark.parametrize(
+    ("shape", "tokens", "said"),
+    [
+        ((1024,), True, "1,024 tokens"),
+        ((2, 512), True, "512 encoder and 512 decoder tokens"),
+        ((3, 224, 224), False, "3x224x224"),
+        ((1024,), False, "1024"),
+    ],
+)
+def test_a_sample_is_said_by_what_it_holds(shape: tuple[int, ...], tokens: bool, said: str) -> None:
+    assert format_input(shape, tokens=tokens) == said
