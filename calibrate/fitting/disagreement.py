@@ -69,7 +69,7 @@ def _subjects(measured: Measurements) -> dict[str, dict[tuple[int, int], _Things
     for index, sweep in measured.collectives:
         ranks = f"{sweep.ranks} ranks" + (f", {sweep.concurrent} groups at once" if sweep.concurrent > 1 else "")
         what = f"{sweep.operation} through {sweep.library} among {ranks} (level {sweep.level})"
-        # The slowest rank's, as the fit has it.
+        # The slowest rank's, as in the fit.
         samples = np.asarray(sweep.samples_s).max(axis=0)
         subjects[what][index, sweep.block][sweep.message_bytes, sweep.dtype, sweep.buffers].append(samples)
     for index, record in measured.iterations:

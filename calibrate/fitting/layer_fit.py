@@ -38,7 +38,7 @@ QUANTILES = 21
 """Evenly spaced probabilities at which the spread of single iterations is kept."""
 DISPATCH_SAMPLES = ("fw_dispatch_s", "bw_dispatch_s")
 _OF_LAYER, _OF_MODEL = IDENTITIES["layer_times"], IDENTITIES["model_times"]
-"""What decides a time; records have it by the names that the profile has."""
+"""What decides a time; records use the names of the profile."""
 Key = tuple[Any, ...]
 """Values of these."""
 

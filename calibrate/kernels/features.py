@@ -124,7 +124,7 @@ def _torchs_own(sizes: Mapping[str, Floats]) -> Floats:
 
 
 def _matrix_product(sizes: Mapping[str, Floats]) -> dict[str, Floats]:
-    """rows x depth times depth x columns: what convolution (as im2col has it) and linear layers compute."""
+    """rows x depth times depth x columns: what convolution (by im2col) and linear layers compute."""
     if {"in_features", "out_features"} <= sizes.keys():
         return {"rows": sizes["batch"], "columns": sizes["out_features"], "depth": sizes["in_features"]}
     if {"in_channels", "out_channels", "groups"} <= sizes.keys():

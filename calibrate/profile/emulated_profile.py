@@ -2,7 +2,7 @@
 
 A sleep takes what it was asked to: it spreads neither from iteration to iteration nor from rank to rank, unless it was
 drawn as the profile spreads. What a collective and sleeps side by side cost each other is what was measured of ghosts.
-What copies gradients does so for real, on the host that emulates, and stays as the profile has it.
+What copies gradients does so for real, on the host that emulates, and stays as in the profile.
 """
 
 from __future__ import annotations

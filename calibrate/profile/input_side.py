@@ -154,7 +154,7 @@ def process_seconds(side: InputSide, samples: int) -> float:
 
 def _of_trace(batches: Sequence[BatchInput], samples: int) -> InputTime:
     near = min(batches, key=lambda entry: (abs(math.log(entry.batch / samples)), entry.batch))
-    words = f"input as the trace has it, of {near.batch} samples"
+    words = f"input as traced, of {near.batch} samples"
     if near.batch == samples:
         return InputTime(near.median_s, near.relative_sd, words)
     return InputTime(near.median_s * samples / near.batch, near.relative_sd, f"{words}, scaled to {samples}", True)

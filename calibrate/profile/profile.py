@@ -357,7 +357,7 @@ def write_profile(path: str | os.PathLike[str], profile: Profile) -> None:
 
 
 def encode_profile(profile: Profile) -> bytes:
-    """A profile as its file has it: what lies beside it by name alone.
+    """A profile as in its file: what lies beside it by name alone.
 
     Raises:
         WorkError: a number that the format refuses, named by its path.

@@ -124,7 +124,7 @@ def _call_cell(fits: Sequence[CommunicationFit], ranks: int, wanted_bytes: int, 
     """The fitted time of a call, or its bus bandwidth; how far that is from the measured one, where there is one.
 
     Args:
-        wanted_bytes: size as nccl-tests has it. Where none so small or so large was measured, the nearest stands for
+        wanted_bytes: size as nccl-tests counts it. Where none so small or so large was measured, the nearest stands for
             it, and is named.
     """
     operation = operations()[fits[0].operation]

@@ -288,7 +288,7 @@ def format_seconds(seconds: float) -> str:
 def format_bytes(count: float) -> str:
     """Three significant digits in binary units: ``46.8 MiB``."""
     for unit, scale in (("TiB", 1024**4), ("GiB", 1024**3), ("MiB", 1024**2), ("KiB", 1024)):
-        if abs(count) >= scale:  # 1023.9 KiB stays in KiB, as `ls -h` has it: 1024 KiB
+        if abs(count) >= scale:  # 1023.9 KiB stays in KiB, as in `ls -h`: 1024 KiB
             return f"{_three_digits(count / scale)} {unit}"
     return f"{count:.0f} B"
 

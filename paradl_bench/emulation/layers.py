@@ -323,7 +323,7 @@ def _giver(tensor: torch.Tensor, zeros: _Zeros) -> _Giver | None:
 def _zeros_of(output: Output, tensors: Sequence[torch.Tensor], zeros: _Zeros) -> torch.Tensor:
     """Memory that nobody reads the values of; its own where somebody does: indices, and a loss.
 
-    What is chosen goes round, so that rows go to all experts alike, as a plan has it.
+    What is chosen goes round, so that rows go to all experts alike, as planned.
     """
     device = tensors[0].device if tensors else torch.device("cpu")
     if output.shape and output.floats:

@@ -6,7 +6,7 @@
 
 Least, largest and average are over ranks, each rank's being its mean over the repetitions: the largest is taken, since
 a collective takes as long as its slowest rank. A ping-pong's time is half of the way there and back.
-The same columns are read between pipes, as Markdown has them.
+The same columns are read between pipes, as in Markdown.
 """
 
 from __future__ import annotations

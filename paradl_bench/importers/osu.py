@@ -4,7 +4,7 @@
     # Size       Avg Latency(us)   Min Latency(us)   Max Latency(us)  Iterations
     4                      28.87             28.29             29.50        1000
 
-or the same columns between pipes, as Markdown has them.
+or the same columns between pipes, as in Markdown.
 
 ``-f`` adds all columns behind the average. Average, least and largest are over ranks, each rank's being its mean over
 the iterations: a collective takes as long as its slowest rank, so the largest is taken where it stands. The tables say

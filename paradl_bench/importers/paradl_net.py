@@ -278,7 +278,7 @@ def _features(row: NetLine, shape: Shape) -> Shape:
 
 
 def _parameters(row: NetLine) -> list[Tensor]:
-    """Weights as the file has them: a bias is not in it; a batch norm has its scale and shift."""
+    """Weights in the file: a bias is not in it; a batch norm has its scale and shift."""
     if row.kind in ("CONV", "FC"):
         channels, filters, *kernel = row.w
         return [Tensor(name=f"{row.name}.weight", shape=(filters, channels, *kernel))]
@@ -339,7 +339,7 @@ def _add_times(result: Imported, log: LogFile, network: ModelGraph, rows: list[N
         return
     flops = sum(layer.fw_flops for layer in network.layers)
     if timed == rows[:1] and len(rows) > 1 and flops:
-        # So the file's format has it: a lone time, the first, is the whole model's.
+        # So says the file's format: a lone time, the first, is the whole model's.
         seconds = {layer.name: seconds[rows[0].name] * layer.fw_flops / flops for layer in network.layers}
         result.notes.append(
             f"{log.path}: the file has one time for the whole model, which is split over layers by FLOPs: layers were"

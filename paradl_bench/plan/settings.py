@@ -161,7 +161,7 @@ def typed_options(given: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def from_words(options: Mapping[str, str]) -> dict[str, Any]:
-    """Settings in words, as :attr:`PlanSettings.options` has them, in the types that commands have them in."""
+    """Settings in words, as in :attr:`PlanSettings.options`, in the types that commands take."""
     typed: dict[str, Any] = {name: int(text) if text.isdecimal() else text for name, text in options.items()}
     return typed | {name: float(options[name]) for name in ("clip_norm",) if name in options}
 

@@ -88,7 +88,7 @@ class ClusterFile(Cluster, frozen=True, kw_only=True, forbid_unknown_fields=True
     """A cluster as a person describes it, with its device; a profile knows its devices itself.
 
     Attributes:
-        device_name: as the profile of such a device has it. Predicting from a profile of another one needs both rates.
+        device_name: as in the profile of such a device. Predicting from a profile of another one needs both rates.
         peak_flops, memory_bandwidth_bytes_per_s: what one rank sustains, in the dtype that is trained in.
     """
 

@@ -7,8 +7,9 @@ local batch and the ranks of that point. From the sixth on they are steps of the
     data      (B/p) FB + WU + AR(p, W e)
 
 FB is the sum of the layers' forward and backward; time between operations is no part of the paper's model. CSF (OSF's
-paper) has it in, then one all-reduce of all gradients. Where gradients are exchanged by leaders of nodes or in segments
-(sections 4.5.1 and 5.3.1 of ParaDL's paper), AR is the sum of the steps that a leader takes, one after the other.
+paper) includes it, then one all-reduce of all gradients. Where gradients are exchanged by leaders of nodes or in
+segments (sections 4.5.1 and 5.3.1 of ParaDL's paper), AR is the sum of the steps that a leader takes, one after the
+other.
 """
 
 from __future__ import annotations
@@ -67,7 +68,7 @@ def gradient_exchange(network: ModelGraph, ranks: int) -> Collective:
 
 
 def gradient_exchanges(network: ModelGraph, strategy: Strategy, settings: PlanSettings) -> list[Collective]:
-    """AR(p, W e) as the settings have it: one all-reduce, or the steps of a leader of a node; none on one rank.
+    """AR(p, W e) under the settings: one all-reduce, or the steps of a leader of a node; none on one rank.
 
     Raises:
         UserError: the strategy does not exchange so.

@@ -195,7 +195,7 @@ class CostModel:
         """Costs of all works of a plan.
 
         Args:
-            as_swept: communication takes what a sweep measures, as closed forms have it, and nothing surrounds it.
+            as_swept: communication takes what a sweep measures, as in closed forms, and nothing surrounds it.
 
         Raises:
             UserError: the profile has nothing for a work; the message names the command that would measure it.

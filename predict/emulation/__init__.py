@@ -1,1 +1,1 @@
-"""What ghost layers sleep in an emulated run, as the cost model has it."""
+"""What ghost layers sleep in an emulated run, by the cost model."""

@@ -32,7 +32,7 @@ from predict.prediction.command_options import point_options, refuse_missing
 def ghost(**options: Any) -> None:
     """Write the seconds that layers sleep in an emulated run of one strategy and batch.
 
-    paradl-bench train --emulate takes the file, and has it made itself where it is given the profile.
+    paradl-bench train --emulate takes the file. Where it is given the profile, it makes the file itself.
 
     \b
     predict ghost --from-profile p.json --model resnet50 --strategy d4 --batch 64 -o -

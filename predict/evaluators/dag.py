@@ -1,4 +1,4 @@
-"""``dag``: an iteration with its input, as S-SGD's DAG has it: reading, copying, and an exchange for every layer.
+"""``dag``: an iteration with its input, as in S-SGD's DAG: reading, copying, and an exchange for every layer.
 
 Closed forms of :mod:`predict.costs.input.input_closed_form`. As in the paper overlap is free, and no rank is later than
 another; what ``simulate`` adds (buckets, their copies, interference, the slowest rank) is not in it.

@@ -1,7 +1,7 @@
 """``flops``: FLOPs over the device's peak, and bytes over the bandwidth of the links: the baseline of DistSim's paper.
 
 Section 2.3 and figure 3 of the paper hold this analytical model against measured iterations. Tasks lie on their streams
-as ``simulate`` has them, so that the two differ by the seconds of tasks alone.
+as in ``simulate``, so that the two differ by the seconds of tasks alone.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""``osf``: overlap of backward and exchange, and tensor fusion, as the paper's scaling factor has them.
+"""``osf``: overlap of backward and exchange, and tensor fusion, as in the paper's scaling factor.
 
 As in the paper overlap is free, copies into buffers take no time and no rank is later than another. Buffers are filled
 under the costs as they are; the interval keeps them as they are then.

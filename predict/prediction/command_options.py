@@ -50,7 +50,7 @@ fusion_options = option_group(
         help="With --fusion buffer: how long the buffer waits for a gradient. Default: 5 ms.",
     ),
 )
-"""Tensor fusion as Horovod and OSF's paper have it."""
+"""Tensor fusion as in Horovod and in OSF's paper."""
 
 layers_option = click.option(
     "--layers",

@@ -23,7 +23,7 @@ _STREAMS = {**{stream.value: stream.name.lower() for stream in Stream}, BLOCKING
 
 
 def timeline_frame(timeline: IterationTimeline) -> DataFrame:
-    """A row a task of each role, in the order in which the plan has them; columns are always the same."""
+    """One task of a role in each row, in the order of the plan; columns are always the same."""
     from pandas import DataFrame, concat
 
     described = describe_works(timeline.priced)

@@ -51,7 +51,7 @@ class WorkDescriptions:
         return self.names[work], self.categories[work][phase]
 
     def arguments_at(self, rank: int, works: Sequence[int]) -> dict[int, bytes]:
-        """Arguments of works as a rank has them: with the ranks that it communicates among."""
+        """Arguments of works on a rank: with the ranks that it communicates among."""
         groups: dict[object, bytes] = {}
         arguments = {}
         for index in works:

@@ -257,7 +257,7 @@ class Segments:
         return Fitted(piece, solved.starts_s[run], solved.ends_s[run])
 
     def predict(self, fitted: Sequence[Fitted], chosen: Mask) -> Floats:
-        """Seconds of pieces at the chosen points, as ``piecewise_seconds`` has them."""
+        """Seconds of pieces at the chosen points, those of ``piecewise_seconds``."""
         sizes, place = self._at[chosen], self.curve.place[chosen]
         seconds = self._seconds(fitted[0].piece, chosen)
         for lower, upper in itertools.pairwise(fitted):

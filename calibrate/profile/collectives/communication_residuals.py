@@ -35,7 +35,7 @@ class SizeRatios(NamedTuple):
         return np.interp(log_bytes, self.log_bytes, self.log_ratios) if self.log_bytes else np.zeros(log_bytes.shape)
 
     def log_ratio_of_one(self, message_bytes: float) -> float:
-        """:meth:`log_ratio` of one size, to the last bit as numpy has it."""
+        """:meth:`log_ratio` of one size; numpy gives the same to the last bit."""
         if not self.log_bytes:
             return 0.0
         log_bytes = float(np.log(max(message_bytes, 1.0)))

@@ -38,7 +38,7 @@ class Launch(msgspec.Struct, frozen=True, kw_only=True):
         batch: global mini-batch. sequence: tokens of a sample.
         bucket_cap_bytes: of buckets of gradients.
         kernels: kernel settings by name, as ``compile``.
-        options: all others by name, in words, as :attr:`~paradl_bench.plan.settings.PlanSettings.options` has them.
+        options: all others by name, in words, as in :attr:`~paradl_bench.plan.settings.PlanSettings.options`.
 
     None of any is not said: a file leaves it to its program, or to its program's script.
     """

@@ -1,4 +1,4 @@
-"""Ghost layers in the place of compute before a call, as emulated runs have them between their calls.
+"""Ghost layers in the place of compute before a call, as in emulated runs between their calls.
 
 A call behind a bare sleep finds its rank's code where the last call left it. Behind layers it does not: the host
 dispatches them, ranks that share a core one after the other, and then they sleep.

@@ -31,7 +31,7 @@ def find_images(folder: Path) -> list[Path]:
 
 
 def labels_of(images: Sequence[Path], classes: int, folder: Path) -> list[int]:
-    """Of each image, the place of its folder among all of them by name, as torchvision's ImageFolder has it.
+    """Of each image, the place of its folder among all of them by name, as in torchvision's ImageFolder.
 
     Args:
         classes: that the model tells apart.

@@ -19,7 +19,7 @@ from paradl_bench.tools.catalog import tools
 
 
 class Finding(msgspec.Struct, frozen=True, kw_only=True):
-    """One thing that was looked for, as :class:`NodeFinding` has it, and what its absence costs."""
+    """One thing that was looked for, as in :class:`NodeFinding`, and what its absence costs."""
 
     name: str
     found: str | None

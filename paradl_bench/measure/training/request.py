@@ -163,7 +163,7 @@ class TrainingRequest(ChosenSettings, frozen=True, kw_only=True):
 
     @property
     def exchanges_by_preset(self) -> bool:
-        """Whether gradients are exchanged layer by layer, as the preset has it, and not as the library does."""
+        """Whether gradients are exchanged layer by layer, as the preset says, and not as the library does."""
         return self.input is not None and bool(self.strategy.axes) and self.overlap.layerwise
 
     def _check_timing(self) -> None:

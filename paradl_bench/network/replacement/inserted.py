@@ -1,4 +1,4 @@
-"""Modules as a trace would have them: their layers, parameters and buffers in a network."""
+"""Modules as a trace would show them: their layers, parameters and buffers in a network."""
 
 from __future__ import annotations
 

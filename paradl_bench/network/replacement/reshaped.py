@@ -114,7 +114,7 @@ def _adaptive_pool(layer: Layer, shapes: tuple[Shape, ...]) -> Shape:
 
 
 def _view(layer: Layer, shapes: tuple[Shape, ...]) -> Shape:
-    """Dims that ``flatten`` makes one, or a sample as one dim, as ``x.view(len(x), -1)`` has it; no other view."""
+    """Dims that ``flatten`` makes one, or a sample as one dim, as by ``x.view(len(x), -1)``; no other view."""
     read, returned = layer.input_shapes[0], layer.output_shape
     if returned == (math.prod(read),):
         return (math.prod(shapes[0]),)

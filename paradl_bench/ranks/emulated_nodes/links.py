@@ -21,7 +21,7 @@ from paradl_bench.ranks.emulated_nodes.layout import INTERFACE, TOP_SWITCH, Node
 from paradl_bench.ranks.emulated_nodes.namespaces import Namespace
 
 MTU_BYTES = 9000
-"""Jumbo frames, as clusters have them: fewer packets for the cores that ranks compute on."""
+"""Jumbo frames, as on clusters: fewer packets for the cores that ranks compute on."""
 _HEADER_BYTES = 14
 # Segmentation offload: frames pass the stack many at a time, as one packet. Cut into frames of their own they take four
 # times as much of the cores, of which 16 ranks then have none left: the cores, not the links, set what links carry.

@@ -320,7 +320,7 @@ def _init_process_group(place: RankPlace, backend: str, timeout_s: float) -> Non
     importlib.import_module("torch.distributed.nn.functional")
     unpickle_plain_values_alone()
     if backend == "gloo" and ranks_of_node(place.launcher, place.ranks) == place.ranks:
-        # As this program's own launcher has it: nobody on the network can reach ranks that are all on this host.
+        # As under this program's own launcher: nobody on the network can reach ranks that are all on this host.
         os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
     timeout = datetime.timedelta(seconds=timeout_s)
     store, key = meet(place, timeout)

@@ -86,7 +86,7 @@ class GhostRole(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
     def seconds(self, layer: str, phase: GhostPhase, rounds: int = 1) -> float:
         """One run of a layer's phase, with its share of the time between operations; 0 of what the plan does not run.
 
-        The parts of backward have their share of it each, as the plan has it. A layer that runs in so many rounds has
+        The parts of backward have their share of it each, as planned. A layer that runs in so many rounds has
         its share once for all of them.
         """
         alone_s = self.layers.get(layer, {}).get(phase)

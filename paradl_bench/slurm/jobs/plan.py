@@ -34,7 +34,7 @@ PLAN, SUBMITTED = "plan.json", "submitted.json"
 
 
 class PlannedTask(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """A command of a job: its result and mark, as :class:`~paradl_bench.slurm.jobs.job.Task` has them."""
+    """A command of a job: its result and mark, as in :class:`~paradl_bench.slurm.jobs.job.Task`."""
 
     name: str
     mark: str

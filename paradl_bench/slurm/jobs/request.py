@@ -58,7 +58,7 @@ class CalibrationRequest(msgspec.Struct, frozen=True, kw_only=True, forbid_unkno
         nodes: how many, ascending. strategies: kinds, which take all ranks of the nodes, or with their degrees.
         batch: samples of a replica; the global mini-batch is that times the degree of data parallelism.
         input_shape, sequence: as in ``train``; empty for the model's own.
-        dtype, kernel_settings: of layers and runs; the settings by their label, as records have them.
+        dtype, kernel_settings: of layers and runs; the settings by their label, as in records.
         iterations, warmup: of runs. blocks: of layers and sweeps.
         operations, sizes: of sweeps, as ``collectives`` takes them.
 

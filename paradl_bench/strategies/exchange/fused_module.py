@@ -1,4 +1,4 @@
-"""Gradient exchange in given messages: one all-reduce each, while backward goes on; all else is as DDP has it.
+"""Gradient exchange in given messages: one all-reduce each, while backward goes on; all else is as in DDP.
 
 A gradient, as it arrives, is divided by the number of ranks into its place in a flat buffer. A message is all-reduced
 when its last gradient is there and the message before it was sent, so that all ranks send in one order. When the last

@@ -126,7 +126,7 @@ def per_phase_memory(
         settings: of the weight update: :func:`~paradl_bench.strategies.passes.lower_precision.settings_of_update`.
         exchanged: whether gradients are exchanged, which holds them a second time. alone: parameters whose are not,
             since no other rank holds them.
-        device, shards, recomputed: as :class:`~paradl_bench.strategies.memory.rank_operations.RankRun` has them.
+        device, shards, recomputed: as in :class:`~paradl_bench.strategies.memory.rank_operations.RankRun`.
         block_elements: of the rank's block of a sample, a copy of which forward holds; 0 where it reads the input.
         parted: what is held in parts.
         micro_batches: that the local batch passes in, one after the other; gradients of the first stay from then on.

@@ -84,7 +84,7 @@ def _statistics(inputs: torch.Tensor, group: Group) -> tuple[torch.Tensor, torch
 class _Substituted(Substitute):
     """What stands for a batch normalisation that computes no statistics, with the messages of one that does.
 
-    They go where the plan has them: before its forward, and behind its backward.
+    They go where the plan puts them: before its forward, and behind its backward.
     """
 
     def __init__(self, substitute: Substitute, group: Group) -> None:

@@ -62,7 +62,7 @@ class ActionTasks:
 
 
 class Repeated(NamedTuple):
-    """Tasks of a rank, as a role has them, the action of each, and those that the weight update waits for."""
+    """Tasks of a rank, as in a role, the action of each, and those that the weight update waits for."""
 
     phase: Ints
     stream: Ints

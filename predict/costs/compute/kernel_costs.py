@@ -54,7 +54,7 @@ class KernelCosts:
         self._known: dict[tuple[str, PhaseName, int, bool], Estimate | None] = {}
 
     def estimate(self, layer: Layer, phase: PhaseName, batch: int) -> Estimate | None:
-        """Seconds of a layer's phase run alone on a local batch; None as :meth:`of_shape` has it."""
+        """Seconds of a layer's phase run alone on a local batch; None where :meth:`of_shape` gives None."""
         if not self._models:
             return None
         # Whether the first layer or another: its backward computes no gradient of its input.

@@ -88,7 +88,7 @@ def _of_input(preset: str) -> str:
 
 
 def fetch_of(options: InputOptions, *, in_process: bool = False) -> Fetch:
-    """What the options let be fetched ahead: without workers (``in_process``), as a DataLoader of 0 has it, nothing.
+    """What the options let be fetched ahead: without workers (``in_process``), as in a DataLoader of 0, nothing.
 
     Raises:
         UserError: there is no such preset, or it fetches nothing ahead while some is asked for.

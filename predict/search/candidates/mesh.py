@@ -72,7 +72,7 @@ class Mesh(NamedTuple):
 
     @property
     def parted(self) -> int:
-        """Ranks that a stage of ZeRO parts things over, as :func:`~paradl_bench.plan.mesh.sharing_axes` has it."""
+        """Ranks that a stage of ZeRO parts things over: those of :func:`~paradl_bench.plan.mesh.sharing_axes`."""
         return ranks_along(strategy := Strategy(axes=self.axes), sharing_axes(strategy)) if self.zero else 1
 
     @property

@@ -1,4 +1,4 @@
-"""Layers as regressors or the roofline have them against what a profile measured of them: KernelMLP's figure 2.
+"""Layers by regressors or the roofline against what a profile measured of them: KernelMLP's figure 2.
 
 Errors are the paper's (section 3.4.2). Of a layer's stage k, RE = (estimated - measured) / measured, and equation 2,
 WRE_k = (estimated - measured) / mean measured seconds of the layers that it is compared with; equation 3, WRE of these

@@ -1,6 +1,6 @@
 """Predicted beside measured, drawn: what an iteration is made of, and the peak of memory (figure 3 of ParaDL).
 
-A panel a model, two bars a configuration. Phases are stacked as the report has them: of the rank that ends backward
+A panel a model, two bars a configuration. Phases are stacked as in the report: of the rank that ends backward
 last, or of a pipeline's stage. What they leave of the iteration is its own part.
 """
 
@@ -80,7 +80,7 @@ def bars_of(rows: Iterable[Row]) -> list[Bars]:
     """One for each configuration, in the order in which they come.
 
     Args:
-        rows: pairs of the evaluator under test, as ``pairs.csv`` has them: their values may be text.
+        rows: pairs of the evaluator under test, as in ``pairs.csv``: their values may be text.
     """
 
     def key(row: Row) -> tuple[str, str]:

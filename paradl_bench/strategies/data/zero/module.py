@@ -1,4 +1,4 @@
-"""ZeRO stages 2 and 3 by torch's ``fully_shard`` (FSDP2), unit by unit as the plan has them."""
+"""ZeRO stages 2 and 3 by torch's ``fully_shard`` (FSDP2), unit by unit as planned."""
 
 from __future__ import annotations
 
