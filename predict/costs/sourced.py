@@ -50,6 +50,20 @@ class Source(IntEnum):
     DATA_SHEET = 8
 
 
+MEANINGS = {
+    Source.MEASURED: "timed inside real iterations",
+    Source.REGRESSED: "a fit to measurements, inside the range that it was fitted on",
+    Source.INTERPOLATED: "between two measured batches",
+    Source.PUBLISHED: "a fit to measurements of this kind of device that others published",
+    Source.SCALED: "scaled from measurements, beyond their range",
+    Source.STATED: "a number that a cluster file or an option gives, or that the model assumes; nobody measured it",
+    Source.SCALED_BY_ROOFLINE: "scaled by the roofline from another device",
+    Source.ROOFLINE: "FLOPs and bytes at the measured rates of the device",
+    Source.DATA_SHEET: "FLOPs and bytes at the rates of the maker's data sheet",
+}
+"""What each source is, for a reader of a report."""
+
+
 class UnmeasuredCollective(UserError):
     """The profile holds no fit of a collective that a strategy issues."""
 

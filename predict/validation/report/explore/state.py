@@ -58,7 +58,8 @@ class Changed(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
 
     def setting(self) -> dict[str, float | str]:
         """Those that change something, by the names of ``--vary``."""
-        factors = {name.replace("_", "-"): float(getattr(self, name)) for name in SLIDERS}
+        # A command shows 0.3, not 0.30000000000000004, and says what is predicted.
+        factors = {name.replace("_", "-"): float(f"{getattr(self, name):.6g}") for name in SLIDERS}
         changed: dict[str, float | str] = {name: factor for name, factor in factors.items() if factor != 1.0}
         return changed | ({DEVICE: self.device} if self.device else {})
 

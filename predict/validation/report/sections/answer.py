@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
 from paradl_bench.core.units import counted, format_accuracy, format_bytes, format_seconds, format_share
+from predict.costs.sourced import MEANINGS, Source
 from predict.prediction.prediction import Prediction
 from predict.prediction.presentation import interval_cell, lacks_parts, memory_cell
 from predict.validation.report.content import Content, Figure, Section, called
@@ -21,7 +24,11 @@ def section(content: Content) -> Section:
     """The first thing that a reader sees."""
     best = content.predictions[0]
     beyond, notes = best.provenance.extrapolated, (*best.provenance.notes, *content.left_out)
-    further = {f"What is extrapolated ({len(beyond)})": beyond, f"Notes ({len(notes)})": notes}
+    further = {
+        "What the sources of seconds are": _sources_in_words(_shares_of(best)),
+        f"What is extrapolated ({len(beyond)})": beyond,
+        f"Notes ({len(notes)})": notes,
+    }
     return Section(
         name="answer",
         title="Answer",
@@ -83,12 +90,20 @@ def _numbers(content: Content, best: Prediction) -> list[str]:
     elif best.use.cost_per_million_samples is not None:
         lines.append(f"A million samples cost {best.use.cost_per_million_samples:.4g}.")
     lines.append(_fit(content, best))
-    shares = {name: share for name, share in best.provenance.sources.items() if share >= _SHARE_TOLD}
-    said = ", ".join(f"{format_share(share)} {name.replace('_', ' ')}" for name, share in shares.items())
+    said = ", ".join(f"{format_share(share)} {name.replace('_', ' ')}" for name, share in _shares_of(best).items())
     lines.append(f"Where the seconds come from: {said}.")
     if content.answer is not None and (chance := content.answer.rows[0].probability_best) is not None:
         lines.append(f"It is the fastest of the strategies predicted with a probability of {chance:.0%}.")
     return lines
+
+
+def _shares_of(prediction: Prediction) -> dict[str, float]:
+    """Share of each source in the predicted seconds, where it is large enough to be told."""
+    return {name: share for name, share in prediction.provenance.sources.items() if share >= _SHARE_TOLD}
+
+
+def _sources_in_words(names: Iterable[str]) -> tuple[str, ...]:
+    return tuple(f"{name.replace('_', ' ')}: {MEANINGS[Source[name.upper()]]}" for name in names)
 
 
 def _fit(content: Content, best: Prediction) -> str:

@@ -26,6 +26,7 @@ from paradl_bench.plan.settings import plan_settings
 from paradl_bench.plan.strategy import parse_strategy
 from paradl_bench.records.training.training_record import TRAINING_FILE, MemoryShortage
 from predict.costs.cost_model import CostModel
+from predict.costs.sourced import MEANINGS, Source
 from predict.ledger.ledger import Ledger, LedgerEntry, RoleLedger
 from predict.timeline.timeline_run import predict_timeline
 from predict.validation.diagnosis import remedies
@@ -346,6 +347,14 @@ def test_equal_blocks_share_a_row_of_the_largest_entries(predict: Caller) -> Non
     rows = {row["label"]: row["exposed_s"] for row in page.data["entries"]}
     assert "block.*.conv FW" in rows
     assert sum(rows.values()) == pytest.approx(page.data["ledger"]["iteration_s"])
+
+
+def test_the_answer_says_what_each_source_is(predict: Caller) -> None:
+    page = report(predict, *CHAIN, "--strategy", "d2")
+    assert MEANINGS.keys() == set(Source)
+    told = {name: share for name, share in page.data["predictions"][0]["sources"].items() if share > 0.001}
+    for name in told:
+        assert f"{name.replace('_', ' ')}: {MEANINGS[Source[name.upper()]]}" in page.text
 
 
 def test_the_answer_says_when_candidates_were_left_open() -> None:

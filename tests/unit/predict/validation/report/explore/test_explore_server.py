@@ -279,6 +279,15 @@ def test_a_page_that_is_gone_leaves_its_search_off(served: Served) -> None:
     assert json.loads(told[-1]["body"]) == {"left": True}
 
 
+def test_commands_hold_rounded_factors() -> None:
+    words = shlex.split("predict --from-profile p --model m --strategy d2 --batch 8")
+    changed = Changed(latency=0.1 + 0.2, bandwidth=1.0000000000000002)
+    command, python = commands(words, changed)
+    assert command.endswith("--vary latency=0.3")
+    assert python.endswith("vary=['latency=0.3'])")
+    assert changed.setting() == {"latency": 0.3}, "what is predicted is what is said"
+
+
 def test_python_of_a_view_has_numbers_as_numbers() -> None:
     words = shlex.split("predict --from-profile p --model m --strategy d2e2 --batch 8 --expert-imbalance 1.5")
     _, python = commands([*words, "--bucket-cap-mb", "25", "--sequence-parallel", "on"], Changed())
