@@ -9,9 +9,12 @@ import click
 import pandas
 import pytest
 from click.testing import CliRunner
+from synthetic_measurements import CollectivesSpec, write_collectives
 
 from calibrate.cli import group as calibrate
 from paradl_bench.cli import group as bench
+from paradl_bench.core.terminal.forms import summary_format
+from paradl_bench.measure.collectives.summary import print_collectives, summarise_collectives
 from predict.cli import group as predict
 
 PROGRAMS = {"paradl-bench": bench, "calibrate": calibrate, "predict": predict}
@@ -60,3 +63,29 @@ def test_a_description_is_written_as_the_name_says(tmp_path: Path) -> None:
     done = CliRunner().invoke(bench, ["describe", "alexnet", "-o", str(target)])
     assert "alexnet, input" in done.stdout, "a table is shown beside the file"
     assert "conv" in set(pandas.read_csv(target).kind)
+
+
+def test_an_import_and_a_fit_print_frames(tmp_path: Path) -> None:
+    log = Path(__file__).parents[4] / "data" / "imports" / "nccl-tests-2.4.log"
+    done = CliRunner().invoke(bench, ["import", "nccl-tests", str(log), "-o", str(tmp_path / "in"), "--csv"])
+    (imported,) = pandas.read_csv(io.StringIO(done.stdout)).itertuples()
+    assert (imported.path, imported.format, imported.rows) == (str(log), "nccl-tests", 8)
+    write_collectives(tmp_path / "swept", CollectivesSpec())
+    target = tmp_path / "profile.json"
+    fitted = CliRunner().invoke(calibrate, ["fit", str(tmp_path / "swept"), "-o", str(target), "--format", "csv"])
+    shown = CliRunner().invoke(calibrate, ["show", str(target), "--format", "csv"])
+    assert fitted.stdout == shown.stdout
+    assert "covariance_both" in fitted.stdout.splitlines()[0]
+
+
+def test_rows_of_a_summary_are_printed_where_they_are_asked_for(tmp_path: Path) -> None:
+    @click.command()
+    @summary_format("All hold rows.")
+    def summary(as_json: bool) -> None:
+        print_collectives(tmp_path / "swept", as_json=as_json)
+
+    write_collectives(tmp_path / "swept", CollectivesSpec())
+    frame = pandas.read_csv(io.StringIO(CliRunner().invoke(summary, ["--format", "csv"]).stdout))
+    rows = summarise_collectives(tmp_path / "swept").collectives
+    assert frame.median_s.to_list() == pytest.approx([row.median_s for row in rows])
+    assert "algbw" in CliRunner().invoke(summary, ["--format", "markdown"]).stdout
