@@ -374,20 +374,6 @@ def test_a_run_that_clips_is_diagnosed(tmp_path: Path) -> None:
     diagnosed(tmp_path, profile(), "--run", run)
 
 
-def test_one_line_says_what_a_diagnosis_rests_on(tmp_path: Path) -> None:
-    path = tmp_path / "profile.json"
-    path.write_bytes(encode_pretty(profile()))
-    asked = ["--from-profile", str(path), "--model", NETWORK.name, "--strategy", "d4", "--batch", "8"]
-    few, many = (CliRunner().invoke(group, ["diagnose", *asked, *more]).stdout for more in ([], ["--why"]))
-    *_, last = few.splitlines()
-    predicted = CliRunner().invoke(group, asked).stdout.splitlines()
-    assert last in predicted, "predict says the same of this configuration"
-    count = int(last.split(" remark")[0].split()[-1])
-    *_, first, second = many.splitlines()[-count:]
-    assert (first[:1], second[:1]) == (str(count - 1), str(count))
-    assert not [line for line in few.splitlines() if line.startswith(("extrapolated", "published"))]
-
-
 def test_shares_are_parts_of_an_iteration(tmp_path: Path) -> None:
     made = profile(slow="all_gather", seconds=affine_seconds, wu_s=1e-4)
     for strategy in ("d2", "f2", "d2f2", "p2", "z3d2"):
