@@ -306,7 +306,7 @@ class LayerCosts:
                 f"rates for a roofline; measure it: paradl-bench layers {self._network.name} --batch {batch} -o DIR"
             )
         error = self._errors.once((phase, len(self._roofline.layers)), partial(self._roofline_error, phase))
-        return roofline_of_kind(layer, bound_s, error, self._profile.devices)
+        return roofline_of_kind(layer, bound_s, error, self._profile.devices, computed_in(self._dtype))
 
     def _unanswered(self, batch: int) -> set[str]:
         """Kinds of the network's layers that take time, and that no regressor answers for at a local batch."""

@@ -15,7 +15,7 @@ import msgspec
 from calibrate.kernels.model import KernelModel, Regressor, held_regressors, with_regressor
 from calibrate.profile.device_roofline import rates_of_sheet, roofline_rates
 from calibrate.profile.profile import Device, Profile
-from calibrate.profile.roofline_rates import DATA_SHEET
+from calibrate.profile.roofline_rates import DATA_SHEET, rate_of
 from paradl_bench.core.errors import UserError, unknown_choice
 from paradl_bench.network.graph import Layer, ModelGraph
 from paradl_bench.network.kinds.autocast import computed_in
@@ -151,11 +151,11 @@ def roofline_cost(layers: LayersFrom, network: ModelGraph, layer: Layer, bound_s
     return Cost(bound_s, Source.ROOFLINE, method_sd_s=sd_s, remarks=remarks, method="roofline")
 
 
-def roofline_of_kind(layer: Layer, bound_s: float, relative_sd: float, devices: Sequence[Device]) -> Cost:
+def roofline_of_kind(layer: Layer, bound_s: float, relative_sd: float, devices: Sequence[Device], dtype: str) -> Cost:
     """The roofline of a layer of whose kind nothing was measured, or published, where rates are a data sheet's.
 
     Args:
-        relative_sd: how far measured layers are off theirs.
+        relative_sd: how far measured layers are off theirs. dtype: that it is computed in.
     """
     by_sheet = rates_of_sheet(devices)
     if by_sheet:
@@ -163,6 +163,9 @@ def roofline_of_kind(layer: Layer, bound_s: float, relative_sd: float, devices: 
     else:
         text, name = "no operation of the kind was measured, a roofline is used", layer.name
     remarks = (Remark(text, True, name),) if bound_s or not by_sheet else ()
+    if by_sheet and not any(rate_of(device.rates, "compute", dtype, 1) for device in devices):
+        stated = f"the data sheet of {devices[0].name} states no peak in {dtype}"
+        remarks += (Remark(f"{stated}, which it may not compute in: that of fp32 is taken", True),)
     source = Source.DATA_SHEET if by_sheet else Source.ROOFLINE
     return Cost(bound_s, source, method_sd_s=bound_s * relative_sd, remarks=remarks, method="roofline")
 

@@ -160,3 +160,11 @@ def test_an_own_profile_takes_networks_that_come_with_the_tool() -> None:
     told = r"unknown model 'resnet5'.*; profile p holds chain; add it: paradl-bench layers resnet5 --batch N -o DIR"
     with pytest.raises(UserError, match=told):
         choose_network(profile, "resnet5", None, Path("p"))
+
+
+def test_a_dtype_that_the_data_sheet_lacks_is_named() -> None:
+    profile = load_profile("v100")
+    told = "the data sheet of Tesla V100-PCIE-32GB states no peak in bf16, which it may not compute in"
+    of_dtype = {dtype: profile.predict("gpt2", "d2", batch=4, dtype=dtype).prediction for dtype in ("fp32", "bf16")}
+    said = {dtype: any(told in line for line in found.provenance.extrapolated) for dtype, found in of_dtype.items()}
+    assert said == {"fp32": False, "bf16": True}
