@@ -58,7 +58,7 @@ CAUSES = (
     " before an iteration, and that it is read for numbers that are not finite, count since results had been seen.",
     "Gathers of sequence parallelism that backward repeats beside products are not predicted, nor that activations'"
     " gradients are scattered beside products, nor the router's small kernels.",
-    "What is left grows with a run's products and with its length: those of Llama-3 405B are 5 to 9% too short, but for"
+    "What is left grows with a run's products and with its length: those of Llama-3 405B are 5 to 8% too short, but for"
     " pipelines. Products timed alone probably run at higher clocks. No input has clocks or power.",
 )
 MEMORY_CAUSES = (
