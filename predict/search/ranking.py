@@ -355,7 +355,8 @@ class Ranker:
             yield from order[(below < sizes) & (sizes <= within)].tolist()
             if not space.too_large and sizes[-1] <= within:
                 return
-            below, within = within, 2 * max(within, 1.0)
+            # At least to the smallest of these: those that were left out, and hold less, are found then too.
+            below, within = within, max(2 * within, 1.0, float(sizes[0]))
             self._widen(within)
 
     def _widen(self, within: float) -> None:

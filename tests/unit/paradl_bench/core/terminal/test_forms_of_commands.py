@@ -78,7 +78,7 @@ def test_an_import_and_a_fit_print_frames(tmp_path: Path) -> None:
     assert "covariance_both" in fitted.stdout.splitlines()[0]
 
 
-def test_rows_of_a_summary_are_printed_where_they_are_asked_for(tmp_path: Path) -> None:
+def test_rows_of_a_summary_are_printed_where_asked_for(tmp_path: Path) -> None:
     @click.command()
     @summary_format("All hold rows.")
     def summary(as_json: bool) -> None:
