@@ -162,7 +162,7 @@ def roofline_of_kind(layer: Layer, bound_s: float, relative_sd: float, devices: 
         text, name = "no kernel of the kind was published, a roofline of the data sheet is used", layer.kind
     else:
         text, name = "no operation of the kind was measured, a roofline is used", layer.name
-    remarks = (Remark(text, True, name),) if bound_s or not by_sheet else ()
+    remarks: tuple[Remark, ...] = (Remark(text, True, name),) if bound_s or not by_sheet else ()
     if by_sheet and not any(rate_of(device.rates, "compute", dtype, 1) for device in devices):
         stated = f"the data sheet of {devices[0].name} states no peak in {dtype}"
         remarks += (Remark(f"{stated}, which it may not compute in: that of fp32 is taken", True),)
