@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from itertools import chain
 
 from paradl_bench.core.units import counted, format_accuracy, format_bytes, format_seconds, format_share
 from predict.costs.sourced import MEANINGS, Source
@@ -14,6 +15,8 @@ from predict.validation.validation_report import PREDICTOR, pairs_of
 
 SHOWN = 15
 """Configurations that are drawn."""
+_SLOWEST_DRAWN = 5
+"""Times as long as the fastest: beside one that takes longer, all others would be a mark at the left edge."""
 _SHARE_TOLD = 0.0005
 """Less is 0.0%."""
 _COUNTS = "candidates", "predicted", "open"
@@ -133,9 +136,20 @@ def _batches_differ(predictions: tuple[Prediction, ...]) -> bool:
     return len({prediction.batch for prediction in predictions}) > 1
 
 
+def _drawn(predictions: tuple[Prediction, ...]) -> tuple[tuple[Prediction, ...], str]:
+    """Those that a chart of seconds draws, and what it says of the others, which its table holds."""
+    longest_s = _SLOWEST_DRAWN * min(prediction.iteration_s for prediction in predictions)
+    drawn = tuple(prediction for prediction in predictions if prediction.iteration_s <= longest_s)
+    left_out = len(predictions) - len(drawn)
+    if not left_out or _batches_differ(predictions):
+        return predictions, ""
+    return drawn, f" {left_out} that take more than {_SLOWEST_DRAWN} times as long stand in the table alone."
+
+
 def ranking(predictions: tuple[Prediction, ...]) -> Figure:
     """Times of configurations with their intervals; samples a second where their batches differ."""
     by_rate = _batches_differ(predictions)
+    drawn, left_out = _drawn(predictions)
     rows = [
         {
             "label": called(prediction),
@@ -144,7 +158,7 @@ def ranking(predictions: tuple[Prediction, ...]) -> Figure:
             "interval_s": None if lacks_parts(prediction) else prediction.time.interval_s,
             "fits": prediction.memory.fits,
         }
-        for prediction in predictions
+        for prediction in drawn
     ]
     cells = [
         (
@@ -165,7 +179,7 @@ def ranking(predictions: tuple[Prediction, ...]) -> Figure:
         name="ranking",
         title="Samples a second" if by_rate else "Time of an iteration",
         shows="A mark is a prediction, its line the 90% interval. The star is the answer. A cross needs more memory"
-        " than there is.",
+        f" than there is.{left_out}",
         table=Table(titles, cells),
         data={"rows": rows, "by_rate": by_rate},
     )
@@ -173,13 +187,15 @@ def ranking(predictions: tuple[Prediction, ...]) -> Figure:
 
 def made_of(predictions: tuple[Prediction, ...]) -> Figure:
     """The parts of each configuration's iteration."""
+    drawn, left_out = _drawn(predictions)
     rows = [
         {"label": called(prediction), "part": part, "seconds": seconds}
-        for prediction in predictions
+        for prediction in drawn
         for part, seconds in prediction.time.breakdown_s.items()
         if part != "exposed_communication"
     ]
-    parts = list(dict.fromkeys(str(row["part"]) for row in rows))
+    breakdowns = [prediction.time.breakdown_s for prediction in predictions]
+    parts = [part for part in dict.fromkeys(chain.from_iterable(breakdowns)) if part != "exposed_communication"]
     cells = [
         (called(prediction), *(format_seconds(prediction.time.breakdown_s.get(part, 0.0)) for part in parts))
         for prediction in predictions
@@ -189,7 +205,7 @@ def made_of(predictions: tuple[Prediction, ...]) -> Figure:
         title="What an iteration is made of",
         shows="Parts add up to the iteration. FW and BW are forward and backward, GE is the gradient exchange that goes"
         " on after backward, WU the weight update. The other parts are communication for which layers wait, and"
-        " waiting.",
+        f" waiting.{left_out}",
         table=Table(("configuration", *parts), cells),
         data=rows,
     )

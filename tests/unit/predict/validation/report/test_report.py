@@ -25,6 +25,7 @@ from paradl_bench.network.graph import ModelGraph
 from paradl_bench.plan.settings import plan_settings
 from paradl_bench.plan.strategy import parse_strategy
 from paradl_bench.records.training.training_record import TRAINING_FILE, MemoryShortage
+from predict.api.loaded_profile import load_profile
 from predict.costs.cost_model import CostModel
 from predict.costs.sourced import MEANINGS, Source
 from predict.ledger.ledger import Ledger, LedgerEntry, RoleLedger
@@ -33,7 +34,7 @@ from predict.validation.diagnosis import remedies
 from predict.validation.report.page import MOST_BYTES
 from predict.validation.report.sections import seconds as seconds_section
 from predict.validation.report.sections import timeline as timeline_section
-from predict.validation.report.sections.answer import fastest_of
+from predict.validation.report.sections.answer import fastest_of, made_of, ranking
 from predict.workload import Configuration
 
 OPERATIONS = ("all_reduce", "all_gather", "reduce_scatter", "send_recv", "broadcast")
@@ -360,3 +361,13 @@ def test_the_answer_says_what_each_source_is(predict: Caller) -> None:
 def test_the_answer_says_when_candidates_were_left_open() -> None:
     assert fastest_of(5_000, 60, 0) == "the fastest of 5,000 candidates"
     assert fastest_of(5_000, 60, 12).endswith("of 60 that were predicted. Of 5,000 candidates, 12 are left open")
+
+
+def test_a_far_slower_configuration_stands_in_the_table_alone() -> None:
+    (fast,) = load_profile("h100-sxm").predict("gpt2", "d8", batch=64).predictions
+    slow = msgspec.structs.replace(fast, time=msgspec.structs.replace(fast.time, iteration_s=20 * fast.iteration_s))
+    for draw in (ranking, made_of):
+        whole, left_out = draw((fast, fast)), draw((fast, fast, slow))
+        assert left_out.data == whole.data
+        assert len(left_out.table.rows) == 3
+        assert left_out.shows == f"{whole.shows} 1 that take more than 5 times as long stand in the table alone."
