@@ -14,6 +14,7 @@ from __future__ import annotations
 import copy
 import dataclasses
 from collections.abc import Mapping, Sequence
+from functools import cached_property
 from typing import NamedTuple
 
 import numpy as np
@@ -134,6 +135,41 @@ def _stage(role: Role, transfers: _Transfers, *, overlapped: bool, merge: bool) 
     return _Stage(role, ends, condensed, alike_segments(condensed.segment, role.work))
 
 
+class LineTasks:
+    """The single tasks of a line, role after role: millions, while most predictions ask for segments alone."""
+
+    def __init__(self, plan: Plan, roles: Sequence[Role], coalesced: Sequence[Condensed]) -> None:
+        self._plan, self._roles = plan, roles
+        self._segments = [(of_role.segment, of_role.graph.tasks) for of_role in coalesced]
+
+    @cached_property
+    def work(self) -> Places:
+        """The work of each."""
+        return _as_places(np.concatenate([role.work for role in self._roles]))
+
+    @cached_property
+    def stage(self) -> Ints:
+        """The place along the line of each."""
+        return np.repeat(np.arange(len(self._roles), dtype=np.int32), [role.tasks for role in self._roles])
+
+    @cached_property
+    def computes(self) -> NDArray[np.bool_]:
+        """Whether each lies on the compute stream."""
+        return np.asarray(np.concatenate([role.stream for role in self._roles]) == Stream.COMPUTE)
+
+    @cached_property
+    def copies(self) -> NDArray[np.bool_]:
+        """Whether each is a copy."""
+        return np.asarray(self._plan.of_sort(Sort.COPY)[self.work])
+
+    @cached_property
+    def segment(self) -> Places:
+        """The segment that holds each."""
+        starts = np.cumsum([0, *(count for _, count in self._segments)])
+        own = (segment + start for (segment, _), start in zip(self._segments, starts, strict=False))
+        return _as_places(np.concatenate(list(own)))
+
+
 class StageLine:
     """Roles that send to each other, from the first stage to the last."""
 
@@ -142,18 +178,11 @@ class StageLine:
         segments = [{end: stage.condensed.segment[tasks] for end, tasks in stage.ends.items()} for stage in stages]
         meetings = _meetings(plan, roles, [of_role.segment for of_role in coalesced])
         self._graph = merge_graphs([of_role.graph for of_role in coalesced], [*_matches(segments), *meetings])
-        self.task_work = _as_places(np.concatenate([role.work for role in roles]))
+        self.tasks = LineTasks(plan, roles, coalesced)
         self._straggler = np.ones(len(plan.works))
         # Per task, how many times longer its stage takes; None where all stages are alike.
         self._longer: Floats | None = None
         self._alike = joined([stage.alike for stage in stages])
-        self.task_stage = np.repeat(np.arange(len(roles), dtype=np.int32), [role.tasks for role in roles])
-        self.task_computes = np.concatenate([role.stream for role in roles]) == Stream.COMPUTE
-        self._task_copies = plan.of_sort(Sort.COPY)[self.task_work]
-        starts = np.cumsum([0, *(of_role.graph.tasks for of_role in coalesced)])
-        self._segment = _as_places(
-            np.concatenate([of_role.segment + start for of_role, start in zip(coalesced, starts, strict=False)])
-        )
         first = [of_role.first for of_role in coalesced]
         self._segment_work = _as_places(
             np.concatenate([role.work[tasks] for role, tasks in zip(roles, first, strict=True)])
@@ -177,12 +206,13 @@ class StageLine:
 
     def stretch_stages(self, factors: Sequence[float], *, copies: bool) -> None:
         """Let each stage compute, and copy where copies take longer too, so many times longer."""
-        longer = self.task_computes | self._task_copies if copies else self.task_computes & ~self._task_copies
-        self._longer = np.where(longer, np.asarray(factors)[self.task_stage], 1.0)
+        tasks = self.tasks
+        longer = tasks.computes | tasks.copies if copies else tasks.computes & ~tasks.copies
+        self._longer = np.where(longer, np.asarray(factors)[tasks.stage], 1.0)
 
     def task_seconds(self, seconds: Floats) -> Floats:
         """Per task, from seconds per work: one row of them or several."""
-        of_tasks = np.asarray((seconds * self._straggler).take(self.task_work, axis=-1))
+        of_tasks = np.asarray((seconds * self._straggler).take(self.tasks.work, axis=-1))
         return of_tasks if self._longer is None else of_tasks * self._longer
 
     def run(
@@ -219,19 +249,19 @@ class StageLine:
         of_tasks = self.task_seconds(seconds)
         if added_s is not None:
             of_tasks = np.maximum(of_tasks + added_s, 0.0)
-        return sums_within(self._segment, of_tasks, self._graph.tasks)
+        return sums_within(self.tasks.segment, of_tasks, self._graph.tasks)
 
     def computing(self, *costs: Floats) -> Computing:
         """When its ranks compute."""
         line, chosen = self.run(*costs), self._on_compute
         index = np.cumsum(chosen) - 1
-        tasks = np.flatnonzero(chosen[self._segment])
+        tasks = np.flatnonzero(chosen[self.tasks.segment])
         return Computing(
             stage=self._role[chosen],
             start_s=line.start_s[chosen],
             end_s=line.end_s[chosen],
-            task_work=self.task_work[tasks],
-            task_segment=index[self._segment[tasks]],
+            task_work=self.tasks.work[tasks],
+            task_segment=index[self.tasks.segment[tasks]],
         )
 
     def timing(self, *costs: Floats) -> Timing:

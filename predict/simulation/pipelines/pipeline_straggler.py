@@ -50,11 +50,11 @@ def pipeline_straggler(priced: PricedPlan) -> float:
     alone = [line.run(*of_works).iteration_s for line in simulation.lines]
     slowest = int(np.argmax(alone))
     line = simulation.lines[slowest]
-    work = line.task_work
-    alike = tasks = _Tasks(line.task_stage, line.task_computes, costs.seconds[work], priced.own_relative_sd[work])
+    work = line.tasks.work
+    alike = tasks = _Tasks(line.tasks.stage, line.tasks.computes, costs.seconds[work], priced.own_relative_sd[work])
     if priced.slower:
         of_stages = np.asarray([priced.slower[role] for role in lines_of_stages(plan)[slowest]])
-        tasks = alike._replace(seconds=alike.seconds * of_stages[line.task_stage])
+        tasks = alike._replace(seconds=alike.seconds * of_stages[line.tasks.stage])
     replicas = degree_of(plan.strategy, Trait.DIVIDES_BATCH)
 
     def drawn(line: StageLine, tasks: _Tasks) -> Floats:

@@ -144,7 +144,7 @@ def test_alike_segments_take_what_their_tasks_do(schedule: str) -> None:
     generator, ones = np.random.default_rng(0), np.ones(len(plan.works))
     seconds, straggler = generator.random((2, len(plan.works)))
     (line,) = PipelineSimulation(plan, 1 + straggler).lines
-    of_tasks = line.run(seconds, ones, ones, added_s=np.zeros(len(line.task_work)))
+    of_tasks = line.run(seconds, ones, ones, added_s=np.zeros(len(line.tasks.work)))
     assert line.run(seconds, ones, ones).end_s.tolist() == of_tasks.end_s.tolist()
 
 
