@@ -139,7 +139,8 @@ class LineTasks:
     """The single tasks of a line, role after role: millions, while most predictions ask for segments alone."""
 
     def __init__(self, plan: Plan, roles: Sequence[Role], coalesced: Sequence[Condensed]) -> None:
-        self._plan, self._roles = plan, roles
+        # The plan keeps its lines: one that held the plan would keep both from being freed at once.
+        self._roles, self._copies = roles, plan.of_sort(Sort.COPY)
         self._segments = [(of_role.segment, of_role.graph.tasks) for of_role in coalesced]
 
     @cached_property
@@ -160,7 +161,7 @@ class LineTasks:
     @cached_property
     def copies(self) -> NDArray[np.bool_]:
         """Whether each is a copy."""
-        return np.asarray(self._plan.of_sort(Sort.COPY)[self.work])
+        return np.asarray(self._copies[self.work])
 
     @cached_property
     def segment(self) -> Places:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import gc
 import itertools
+import weakref
 
 import numpy as np
 import pytest
@@ -146,6 +148,23 @@ def test_alike_segments_take_what_their_tasks_do(schedule: str) -> None:
     (line,) = PipelineSimulation(plan, 1 + straggler).lines
     of_tasks = line.run(seconds, ones, ones, added_s=np.zeros(len(line.tasks.work)))
     assert line.run(seconds, ones, ones).end_s.tolist() == of_tasks.end_s.tolist()
+
+
+def test_a_plan_and_its_lines_are_freed_without_the_collector() -> None:
+    """A search predicts plans of gigabytes one after the other: held in a circle, all would lie in memory."""
+    gc.collect()
+    gc.disable()
+    try:
+        plan = plan_of("p2", 4)
+        ones = np.ones(len(plan.works))
+        simulation = PipelineSimulation(plan, ones)
+        simulation.lines[0].stretch_stages([1.0, 2.0], copies=True)
+        simulation.timing(seconds_of(plan, 1.0, 0.0), ones, ones)
+        tasks = weakref.ref(simulation.lines[0].tasks)
+        del plan, simulation
+        assert tasks() is None
+    finally:
+        gc.enable()
 
 
 def listed(schedule: str, ranks: int, count: int, costs: dict[str, float], transfer_s: float) -> float:
