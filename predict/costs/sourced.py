@@ -118,8 +118,8 @@ class Cost(NamedTuple):
 
     @property
     def method_relative_sd(self) -> float:
-        """What the method leaves open, over the seconds: by it, regressed and scaled times compare."""
-        return self.method_sd_s / self.seconds if self.seconds else 0.0
+        """What the method leaves open, over the seconds; infinite of none. Regressed and scaled times compare by it."""
+        return self.method_sd_s / self.seconds if self.seconds else math.inf
 
     @property
     def origin(self) -> Source:

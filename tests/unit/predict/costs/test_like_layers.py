@@ -70,6 +70,18 @@ def test_the_estimate_with_the_smaller_error_is_taken(
     assert found.source is source
 
 
+def test_a_like_layer_that_took_no_time_says_nothing_for_certain(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(KernelCosts, "estimate", lambda *_: Estimate(1.0, 5.0, ()))
+    free = tuple(
+        msgspec.structs.replace(time, time=msgspec.structs.replace(time.time, typical_s=0.0))
+        for time in times_of(large(), 256)
+    )
+    profile = profile_of((small(), 4096), (large(), 256), times=(*times_of(small(), 4096), *free))
+    # Without rates nothing bounds a scaled time from below.
+    device = msgspec.structs.replace(profile.devices[0], peak_flops=None, memory_bandwidth_bytes_per_s=None)
+    assert cost(msgspec.structs.replace(profile, devices=(device,))).source is Source.REGRESSED
+
+
 @pytest.mark.parametrize("kind", ["linear", "addmm"])
 def test_work_a_call_decides_before_settings_and_batch(kind: str) -> None:
     found = cost(profile_of((small(), 4096), (large(kind=kind), 256)))
