@@ -17,8 +17,8 @@ if TYPE_CHECKING:
     from calibrate.report.diff import Difference
 
 PathLike = str | os.PathLike[str]
-_OF_COVARIANCE = {"first": (0, 0), "both": (0, 1), "second": (1, 1)}
-"""Names of the parts of a covariance of two numbers, and where they stand in it."""
+_OF_COVARIANCE = (0, 0), (0, 1), (1, 1)
+"""Rows and columns of a covariance of two numbers, without what stands in it twice."""
 
 
 class CalibratedProfile(Drawn):
@@ -53,8 +53,8 @@ class CalibratedProfile(Drawn):
         """One table of the profile, with one entry in each row; columns are the fields of the profile's format.
 
         Lists of records, such as the measured points of a fit, are no columns: :attr:`profile` has them. The covariance
-        of alpha and beta is three columns of numbers: ``covariance_first`` (the variance of alpha),
-        ``covariance_both``, and ``covariance_second`` (the variance of beta).
+        of alpha and beta is three columns of numbers: ``covariance_00`` (the variance of alpha), ``covariance_01``,
+        and ``covariance_11`` (the variance of beta).
 
         Args:
             table: communication (fits of collectives), layer_times, model_times, ... as :attr:`tables` names them.
@@ -198,8 +198,8 @@ def paths_of(given: PathLike | Iterable[PathLike]) -> list[Path]:
 def table_of(profile: Profile, table: str) -> DataFrame:
     """One table of a profile, with one entry in each row.
 
-    The covariance of two numbers is three columns: ``covariance_first``, ``covariance_both`` and ``covariance_second``
-    hold the variance of the first, the covariance, and the variance of the second. Lists of records are left out.
+    The covariance of two numbers is three columns, named by their place in the matrix: ``covariance_00``,
+    ``covariance_01`` and ``covariance_11``. Lists of records are left out.
     """
     from pandas import Series
 
@@ -208,9 +208,9 @@ def table_of(profile: Profile, table: str) -> DataFrame:
     frame = frame.drop(columns=_lists_of_records(kind))
     for name in [name for name in frame.columns if name.endswith("covariance")]:
         place, matrices = list(frame.columns).index(name), frame.pop(name)
-        for offset, (part, (row, column)) in enumerate(_OF_COVARIANCE.items()):
+        for offset, (row, column) in enumerate(_OF_COVARIANCE):
             values = [None if matrix is None else matrix[row][column] for matrix in matrices]
-            frame.insert(place + offset, f"{name}_{part}", Series(values, dtype="float64"))
+            frame.insert(place + offset, f"{name}_{row}{column}", Series(values, dtype="float64"))
     return frame
 
 

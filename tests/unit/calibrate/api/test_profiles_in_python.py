@@ -89,9 +89,9 @@ def test_fits_of_collectives_are_plain_columns(measured: tuple[Path, Path], tmp_
     frame, fits = found.to_frame("communication"), found.profile.communication
     assert [name for name, dtype in frame.dtypes.items() if dtype == "object"] == []
     assert not {"measured", "outliers", "covariance"} & set(frame.columns)
-    assert frame["covariance_both"].to_list() == [fit.covariance[0][1] for fit in fits]
-    assert (frame["covariance_second"] ** 0.5).to_list() == [fit.covariance[1][1] ** 0.5 for fit in fits]
-    assert frame["inner_covariance_first"].isna().all()
+    assert frame["covariance_01"].to_list() == [fit.covariance[0][1] for fit in fits]
+    assert (frame["covariance_11"] ** 0.5).to_list() == [fit.covariance[1][1] ** 0.5 for fit in fits]
+    assert frame["inner_covariance_00"].isna().all()
 
 
 def test_fits_are_drawn_one_below_the_other(measured: tuple[Path, Path], tmp_path: Path) -> None:

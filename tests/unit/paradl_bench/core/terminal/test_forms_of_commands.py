@@ -75,7 +75,7 @@ def test_an_import_and_a_fit_print_frames(tmp_path: Path) -> None:
     fitted = CliRunner().invoke(calibrate, ["fit", str(tmp_path / "swept"), "-o", str(target), "--format", "csv"])
     shown = CliRunner().invoke(calibrate, ["show", str(target), "--format", "csv"])
     assert fitted.stdout == shown.stdout
-    assert "covariance_both" in fitted.stdout.splitlines()[0]
+    assert "covariance_01" in fitted.stdout.splitlines()[0]
 
 
 def test_rows_of_a_summary_are_printed_where_asked_for(tmp_path: Path) -> None:
