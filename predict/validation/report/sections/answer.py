@@ -32,11 +32,14 @@ def section(content: Content) -> Section:
         f"What is extrapolated ({len(beyond)})": beyond,
         f"Notes ({len(notes)})": notes,
     }
+    shown = content.predictions[:SHOWN]
+    # Who names configurations wants to see them; a search adds what needs least memory, however long that takes.
+    drawn, left_out = (shown, "") if content.answer is None else near_fastest(shown)
     return Section(
         name="answer",
         title="Answer",
         lines=[*_verdict(content), *_numbers(content, best)],
-        figures=(ranking(content.predictions[:SHOWN]), made_of(content.predictions[:SHOWN])),
+        figures=(ranking(shown, drawn, left_out), made_of(shown, drawn, left_out)),
         commands=_commands(content),
         further={title: lines for title, lines in further.items() if lines},
         documents={
@@ -136,20 +139,24 @@ def _batches_differ(predictions: tuple[Prediction, ...]) -> bool:
     return len({prediction.batch for prediction in predictions}) > 1
 
 
-def _drawn(predictions: tuple[Prediction, ...]) -> tuple[tuple[Prediction, ...], str]:
+def near_fastest(predictions: tuple[Prediction, ...]) -> tuple[tuple[Prediction, ...], str]:
     """Those that a chart of seconds draws, and what it says of the others, which its table holds."""
     longest_s = _SLOWEST_DRAWN * min(prediction.iteration_s for prediction in predictions)
     drawn = tuple(prediction for prediction in predictions if prediction.iteration_s <= longest_s)
-    left_out = len(predictions) - len(drawn)
-    if not left_out or _batches_differ(predictions):
-        return predictions, ""
-    return drawn, f" {left_out} that take more than {_SLOWEST_DRAWN} times as long stand in the table alone."
+    count = len(predictions) - len(drawn)
+    said = f" {count} that take more than {_SLOWEST_DRAWN} times as long stand in the table alone." if count else ""
+    return drawn, said
 
 
-def ranking(predictions: tuple[Prediction, ...]) -> Figure:
-    """Times of configurations with their intervals; samples a second where their batches differ."""
+def ranking(
+    predictions: tuple[Prediction, ...], drawn: tuple[Prediction, ...] | None = None, left_out: str = ""
+) -> Figure:
+    """Times of configurations with their intervals; samples a second where their batches differ.
+
+    Args:
+        drawn: those of the table that the chart draws; None for all. left_out: what is said of the others.
+    """
     by_rate = _batches_differ(predictions)
-    drawn, left_out = _drawn(predictions)
     rows = [
         {
             "label": called(prediction),
@@ -158,7 +165,7 @@ def ranking(predictions: tuple[Prediction, ...]) -> Figure:
             "interval_s": None if lacks_parts(prediction) else prediction.time.interval_s,
             "fits": prediction.memory.fits,
         }
-        for prediction in drawn
+        for prediction in (predictions if drawn is None else drawn)
     ]
     cells = [
         (
@@ -185,12 +192,13 @@ def ranking(predictions: tuple[Prediction, ...]) -> Figure:
     )
 
 
-def made_of(predictions: tuple[Prediction, ...]) -> Figure:
-    """The parts of each configuration's iteration."""
-    drawn, left_out = _drawn(predictions)
+def made_of(
+    predictions: tuple[Prediction, ...], drawn: tuple[Prediction, ...] | None = None, left_out: str = ""
+) -> Figure:
+    """The parts of each configuration's iteration; arguments as of :func:`ranking`."""
     rows = [
         {"label": called(prediction), "part": part, "seconds": seconds}
-        for prediction in drawn
+        for prediction in (predictions if drawn is None else drawn)
         for part, seconds in prediction.time.breakdown_s.items()
         if part != "exposed_communication"
     ]

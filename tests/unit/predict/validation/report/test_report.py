@@ -34,7 +34,7 @@ from predict.validation.diagnosis import remedies
 from predict.validation.report.page import MOST_BYTES
 from predict.validation.report.sections import seconds as seconds_section
 from predict.validation.report.sections import timeline as timeline_section
-from predict.validation.report.sections.answer import fastest_of, made_of, ranking
+from predict.validation.report.sections.answer import fastest_of, made_of, near_fastest, ranking
 from predict.workload import Configuration
 
 OPERATIONS = ("all_reduce", "all_gather", "reduce_scatter", "send_recv", "broadcast")
@@ -366,8 +366,10 @@ def test_the_answer_says_when_candidates_were_left_open() -> None:
 def test_a_far_slower_configuration_stands_in_the_table_alone() -> None:
     (fast,) = load_profile("h100-sxm").predict("gpt2", "d8", batch=64).predictions
     slow = msgspec.structs.replace(fast, time=msgspec.structs.replace(fast.time, iteration_s=20 * fast.iteration_s))
+    drawn, said = near_fastest((fast, fast, slow))
+    assert drawn == (fast, fast)
     for draw in (ranking, made_of):
-        whole, left_out = draw((fast, fast)), draw((fast, fast, slow))
+        whole, left_out = draw((fast, fast)), draw((fast, fast, slow), drawn, said)
         assert left_out.data == whole.data
         assert len(left_out.table.rows) == 3
         assert left_out.shows == f"{whole.shows} 1 that take more than 5 times as long stand in the table alone."
