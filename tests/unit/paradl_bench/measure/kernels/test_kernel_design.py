@@ -154,6 +154,14 @@ def test_numbers_are_drawn_from_end_to_end_and_in_steps() -> None:
     assert all(number < 8 or number % 8 == 0 for number in drawn)
 
 
+def test_some_linear_layers_have_as_odd_columns_as_vocabularies() -> None:
+    points = itertools.islice(sobol_points(RANGES["linear"].coordinates, 0), 512)
+    drawn = [found.sizes for point in points if (found := RANGES["linear"].draw(point, "bf16")) is not None]
+    odd = sum(sizes["out_features"] % 8 > 0 for sizes in drawn)
+    assert 0.05 < odd / len(drawn) < 0.2
+    assert all(sizes["in_features"] % 8 == 0 for sizes in drawn)
+
+
 def test_model_shapes_precede_shards_and_neighbours_and_all_exist() -> None:
     networks = [trace_network(load_model(name, (3, 64, 64))) for name in ("mobilenet_v2", "googlenet")]
     asked = Asked(sweepable_kinds(), ("fp32",), (4,))
