@@ -25,6 +25,7 @@ from predict.cli import group
 from predict.costs.cost_model import CostModel
 from predict.costs.input.input_terms import NO_INPUT, InputOptions
 from predict.costs.memory_estimate import tensors_within
+from predict.prediction.prediction import Predictor
 from predict.search import ranking
 from predict.search.candidates.space import find_space
 from predict.search.pricing.estimate import Estimates
@@ -88,6 +89,38 @@ def test_few_predictions_find_the_best_where_messages_outweigh_compute(
     assert all_of_them["searched"][0]["open"] == 0
     best, least = (answer["rows"][0]["prediction"]["iteration_s"] for answer in (few, all_of_them))
     assert best == pytest.approx(least, rel=1e-9)
+
+
+def test_what_is_tried_for_the_best_depends_on_no_rows(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    levels = [msgspec.structs.replace(level, alpha_s=level.alpha_s * 100) for level in LEVELS]
+    profile = tmp_path / "p.json"
+    write_profile(profile, profile_of(NETWORK, cluster=Cluster(name="slow", levels=tuple(levels))))
+    predict, tried = ranking.Ranker._predict, list[list[int]]()
+
+    def kept(self: ranking.Ranker, predictor: Predictor, candidate: int) -> bool:
+        tried[-1].append(candidate)
+        return predict(self, predictor, candidate)
+
+    monkeypatch.setattr(ranking.Ranker, "_predict", kept)
+    for rows in ("1", "3", "20"):
+        tried.append([])
+        found(profile, "--ranks", "8", "--batch", "64", "--predictions", "24", "--top", rows)
+    few, some, many = (candidates[: 24 - ranking._FOR_ROWS] for candidates in tried)
+    assert few == some == many
+
+
+def test_what_needs_least_is_found_in_few_steps(profile: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """From bytes on, doubling alone takes as many steps as there are powers of two up to what fits."""
+    widen, steps = ranking.Ranker._widen, list[float]()
+
+    def counted(self: ranking.Ranker, within: float) -> None:
+        steps.append(within)
+        widen(self, within)
+
+    monkeypatch.setattr(ranking.Ranker, "_widen", counted)
+    answer = asked(profile, "--ranks", "4", "--batch", "16", "--memory", "1KiB")
+    assert "the smallest that was found needs" in str(answer.exception)
+    assert 1 <= len(steps) <= 4
 
 
 @pytest.mark.parametrize(
