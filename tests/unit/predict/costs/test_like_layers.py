@@ -70,7 +70,7 @@ def test_the_estimate_with_the_smaller_error_is_taken(
     assert found.source is source
 
 
-def test_a_like_layer_that_took_no_time_says_nothing_for_certain(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_scaled_time_of_nothing_is_not_taken(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(KernelCosts, "estimate", lambda *_: Estimate(1.0, 5.0, ()))
     free = tuple(
         msgspec.structs.replace(time, time=msgspec.structs.replace(time.time, typical_s=0.0))
