@@ -65,21 +65,22 @@ def interval(workload: PreparedEvaluation) -> Interval:
     costs = workload.costs
     point = workload.timing().iteration_s
     begun = time.perf_counter()
-    alone_s = _without_communication(workload)
-    takes_s = time.perf_counter() - begun
+    # All that is compared is evaluated alike, so that an error that changes nothing moves it by nothing.
+    still_s, alone_s = _still_and_without_communication(workload)
+    takes_s = (time.perf_counter() - begun) / 2
     independent_s = Z90 * costs.independent_total_sd_s * workload.straggler
     moved = _moved(workload, takes_s)
     if workload.overlap_is_unmeasured:
         moved[UNMEASURED_OVERLAP] = _unmeasured_overlap(workload)
-    ups = {name: max(0.0, *(end - point for end in ends)) for name, ends in moved.items()}
-    downs = {name: max(0.0, *(point - end for end in ends)) for name, ends in moved.items()}
+    ups = {name: max(0.0, *(end - still_s for end in ends)) for name, ends in moved.items()}
+    downs = {name: max(0.0, *(still_s - end for end in ends)) for name, ends in moved.items()}
     unexplained = [_unexplained_s(remainder, workload) for remainder in workload.spread.remainders]
     spread = {
         "each layer": independent_s,
         **{name: max(up, downs[name]) for name, up in ups.items()},
         "remainder of closure": max((abs(value) for value in unexplained), default=0.0),
     }
-    low = point - math.hypot(independent_s, _lost(workload, point - alone_s, downs)) + min(0.0, *unexplained)
+    low = point - math.hypot(independent_s, _lost(workload, still_s - alone_s, downs)) + min(0.0, *unexplained)
     high = point + math.hypot(independent_s, *ups.values()) + max(0.0, *unexplained)
     spread = {name: value for name, value in spread.items() if value}
     return Interval(max(low, 0.0), high, spread, moved, independent_s, tuple(unexplained))
@@ -104,11 +105,12 @@ def _moved(workload: PreparedEvaluation, takes_s: float) -> dict[str, tuple[floa
     return dict(zip((mode.name for mode in modes), zip(ends[::2], ends[1::2], strict=True), strict=True))
 
 
-def _without_communication(workload: PreparedEvaluation) -> float:
-    """Seconds of the iteration in which no communication takes any."""
+def _still_and_without_communication(workload: PreparedEvaluation) -> tuple[float, float]:
+    """Seconds of the iteration as it is, and of one in which no communication takes any."""
     costs = workload.costs
-    seconds = np.where(costs.is_communication, 0.0, costs.seconds)
-    return float(workload.iterations_s(seconds[None], costs.compute_slowdown, costs.communication_slowdown)[0])
+    seconds = np.stack([costs.seconds, np.where(costs.is_communication, 0.0, costs.seconds)])
+    still_s, alone_s = workload.iterations_s(seconds, costs.compute_slowdown, costs.communication_slowdown).tolist()
+    return still_s, alone_s
 
 
 def _lost(workload: PreparedEvaluation, communication_s: float, downs: Mapping[str, float]) -> float:
@@ -129,14 +131,16 @@ def _unmeasured_overlap(workload: PreparedEvaluation) -> tuple[float, float]:
     """Seconds of the iteration with most of what overlap hides gone again, and with overlap for nothing."""
     costs = workload.costs
     # What calls beside an all-reduce are slowed by was measured, whatever was not of compute.
-    free = workload.time(costs.seconds, np.ones_like(costs.seconds), costs.communication_slowdown)
+    unslowed = np.ones_like(costs.seconds)
+    free = workload.time(costs.seconds, unslowed, costs.communication_slowdown)
+    (free_s,) = workload.iterations_s(costs.seconds[None], unslowed, costs.communication_slowdown).tolist()
     hidden_s = free.overlap_s
     if free.stage is not None:
         # Stages wait for what others lose: one stage's own is not all. Compute that stands still beside is in turn.
         stopped = np.where(costs.is_communication & (costs.seconds > 0), _STANDS_STILL, 1.0)
         (in_turn_s,) = workload.iterations_s(costs.seconds[None], stopped, costs.communication_slowdown).tolist()
-        hidden_s = max(hidden_s, in_turn_s - free.iteration_s)
-    return free.iteration_s + WORST_OVERLAP * hidden_s, free.iteration_s
+        hidden_s = max(hidden_s, in_turn_s - free_s)
+    return free_s + WORST_OVERLAP * hidden_s, free_s
 
 
 def _shifted(workload: PreparedEvaluation, shifts: Sequence[tuple[CorrelatedError, float]]) -> list[float]:

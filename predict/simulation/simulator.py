@@ -213,7 +213,7 @@ def coalesce(
     leader = np.where(begins, np.arange(role.tasks), 0)
     leader[computing] = np.maximum.accumulate(leader[computing])
     segment = _as_indices((np.cumsum(begins) - 1)[leader])
-    edges = _distinct(segment[target].astype(np.int64) * (len(first) + 1) + segment[source])
+    edges = distinct(segment[target].astype(np.int64) * (len(first) + 1) + segment[source])
     return Condensed(
         graph=TaskGraph.of_edges(
             lane[first], 1, _as_indices(edges % (len(first) + 1)), _as_indices(edges // (len(first) + 1))
@@ -224,7 +224,7 @@ def coalesce(
     )
 
 
-def _distinct(values: NDArray[np.int64]) -> NDArray[np.int64]:
+def distinct(values: NDArray[np.int64]) -> NDArray[np.int64]:
     """Values that differ, ascending. (``np.unique`` loads masked arrays, which nothing else here needs.)"""
     ordered = np.sort(values)
     return np.asarray(ordered[np.append(True, ordered[1:] != ordered[:-1])[: len(ordered)]])
@@ -303,8 +303,14 @@ def iteration_seconds(
 
     Costs are (tasks,) or (rows, tasks); slow-downs of one row are those of every row of seconds.
     """
+    ends_s = end_seconds(graph, seconds, compute_slowdown, communication_slowdown)
+    return np.asarray(ends_s.max(axis=-1, initial=0.0))
+
+
+def end_seconds(graph: TaskGraph, seconds: Floats, compute_slowdown: Floats, communication_slowdown: Floats) -> Floats:
+    """When each task ends, in the shape of ``seconds``; else as :func:`iteration_seconds`."""
     _, end_s, *_ = _run(graph, seconds, compute_slowdown, communication_slowdown)
-    return np.asarray(end_s.max(axis=1, initial=0.0).reshape(seconds.shape[:-1]))
+    return end_s.reshape(seconds.shape)
 
 
 def _run(

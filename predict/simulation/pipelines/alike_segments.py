@@ -34,7 +34,11 @@ class AlikeSegments:
 
     def seconds(self, of_works: Floats) -> Floats:
         """Per segment, the sum over its tasks, from seconds per work: one row of them or several."""
-        return np.asarray(self._sums.seconds(of_works).take(self.of_segments, axis=-1))
+        return np.asarray(self.of_kinds(of_works).take(self.of_segments, axis=-1))
+
+    def of_kinds(self, of_works: Floats) -> Floats:
+        """Likewise, per kind of segment."""
+        return self._sums.seconds(of_works)
 
     @cached_property
     def _sums(self) -> SegmentSums:

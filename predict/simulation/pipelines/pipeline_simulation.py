@@ -27,6 +27,7 @@ from paradl_bench.plan.tasks import Collective, Ints, Plan, Role, Sort, Stream, 
 from predict.costs.sourced import Floats
 from predict.simulation.phases import PhasedTasks, timing_of_stages
 from predict.simulation.pipelines.alike_segments import AlikeSegments, Places, alike_segments, joined
+from predict.simulation.pipelines.windows import Windows
 from predict.simulation.simulator import (
     LANES,
     Condensed,
@@ -184,6 +185,7 @@ class StageLine:
         # Per task, how many times longer its stage takes; None where all stages are alike.
         self._longer: Floats | None = None
         self._alike = joined([stage.alike for stage in stages])
+        self._windows = Windows(self._graph, self._alike.of_segments)
         first = [of_role.first for of_role in coalesced]
         self._segment_work = _as_places(
             np.concatenate([role.work[tasks] for role, tasks in zip(roles, first, strict=True)])
@@ -231,7 +233,9 @@ class StageLine:
     def iteration_s(self, seconds: Floats, *slowdowns: Floats) -> Floats:
         """When the last segment ends, under each row of costs per work."""
         of_segments = self._slowdowns_of_segments(*slowdowns)
-        return iteration_seconds(self._graph, self._segment_seconds(seconds, None), *of_segments)
+        if self._longer is not None:
+            return iteration_seconds(self._graph, self._segment_seconds(seconds, None), *of_segments)
+        return self._windows.iteration_s(self._alike.of_kinds(seconds * self._straggler), *of_segments)
 
     def _slowdowns_of_segments(self, compute: Floats, communication: Floats) -> tuple[Floats, Floats]:
         return self._of_segments(0, compute), self._of_segments(1, communication)

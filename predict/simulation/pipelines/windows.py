@@ -1,0 +1,219 @@
+"""Windows: parts of a rank's work that begin when all before them is done, and that all behind them waits for.
+
+Layers that are shared compute, call, compute, call, and nothing else goes on meanwhile. Such a part takes what it takes
+by itself, whatever surrounds it. Micro-batches repeat a few of them, each of which is simulated once. An interval
+evaluates a pipeline dozens of times and asks for the end alone: of a graph in which each window is one task.
+"""
+
+from __future__ import annotations
+
+from functools import cached_property
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from paradl_bench.plan.tasks import Ints, Stream
+from predict.costs.sourced import Floats
+from predict.simulation.pipelines.alike_segments import Places, alike_segments
+from predict.simulation.simulator import BLOCKING, LANES, TaskGraph, distinct, end_seconds, iteration_seconds
+
+_LANES = (int(Stream.COMPUTE), int(Stream.COMMUNICATION), BLOCKING)
+"""Of a role, those whose tasks slow each other."""
+_NONE = -1
+
+
+class Windows:
+    """A graph whose windows are found when it is first asked when the iteration ends.
+
+    Args:
+        kind: per task, a number; tasks of one kind take the same, and are slowed alike.
+    """
+
+    def __init__(self, graph: TaskGraph, kind: Places) -> None:
+        self._graph, self._kind = graph, kind
+
+    @cached_property
+    def node(self) -> Places:
+        """Per task, the number of the window that holds it, or its own; in the order of their first tasks."""
+        return _nodes(self._graph)
+
+    @cached_property
+    def _distinct(self) -> _Distinct:
+        return _distinct_windows(self._graph, self._kind, self.node)
+
+    @cached_property
+    def _outer(self) -> TaskGraph:
+        return _joined(self._graph, self.node, self._distinct.first)
+
+    def iteration_s(self, of_kinds: Floats, *slowdowns: Floats) -> Floats:
+        """When the last task ends, under each row of seconds per kind, and slow-downs per task."""
+        found = self._distinct
+        of_windows = found.seconds(of_kinds.take(self._kind[found.tasks], axis=-1), *slowdowns)
+        seconds = np.concatenate([of_windows, of_kinds], axis=-1)
+        of_nodes = (of_tasks.take(found.first, axis=-1) for of_tasks in slowdowns)
+        return iteration_seconds(self._outer, seconds.take(found.number, axis=-1), *of_nodes)
+
+
+class _Distinct(NamedTuple):
+    """The windows that differ.
+
+    Attributes:
+        first: per node (a window or a task by itself), its first task.
+        tasks, start, graph: the tasks of these windows, one behind the other, where each begins among these, and each
+            as a role of its own.
+        number: per node, the number of a window of these; of a task by itself its kind, behind all windows.
+    """
+
+    first: Places
+    tasks: Places
+    start: Places
+    graph: TaskGraph
+    number: Places
+
+    def seconds(self, of_tasks: Floats, *slowdowns: Floats) -> Floats:
+        """Per window, from the seconds of its tasks, and the slow-downs of those of the whole graph."""
+        if not len(self.start):
+            return of_tasks
+        inside = (of_graph.take(self.tasks, axis=-1) for of_graph in slowdowns)
+        return np.maximum.reduceat(end_seconds(self.graph, of_tasks, *inside), self.start, axis=-1)
+
+
+class _Members(NamedTuple):
+    """Tasks on the lanes that slow each other, role after role, and the edges inside of a role among them.
+
+    Attributes:
+        task, kind: number of the task in the graph, and which of a role's lanes it is on. role_start: per member, the
+            first member of its role. source, target: of edges, by members. entered, left: per member, whether it waits
+            for a task elsewhere, or one elsewhere for it.
+    """
+
+    task: Places
+    kind: Ints
+    role_start: Places
+    source: Places
+    target: Places
+    entered: NDArray[np.bool_]
+    left: NDArray[np.bool_]
+
+
+def _nodes(graph: TaskGraph) -> Places:
+    members = _members(graph)
+    begins = np.ones(graph.tasks, bool)
+    begins[members.task] = _begins(members)
+    leader = np.where(begins, np.arange(graph.tasks), 0)
+    leader[members.task] = np.maximum.accumulate(leader[members.task])
+    return np.asarray((np.cumsum(begins) - 1)[leader])
+
+
+def _members(graph: TaskGraph) -> _Members:
+    kind = graph.lane % LANES
+    task = np.flatnonzero(np.isin(kind, _LANES))
+    number = np.full(graph.tasks, _NONE)
+    number[task] = np.arange(len(task))
+    role = graph.lane[task] // LANES
+    first = np.append(True, role[1:] != role[:-1])[: len(role)]
+    source, target = (number[end] for end in graph.edges)
+    inside = (source >= 0) & (target >= 0)
+    inside[inside] = role[source[inside]] == role[target[inside]]
+    entered, left = np.zeros(len(task), bool), np.zeros(len(task), bool)
+    entered[target[~inside & (target >= 0)]] = True
+    left[source[~inside & (source >= 0)]] = True
+    role_start = np.flatnonzero(first)[np.cumsum(first) - 1]
+    return _Members(task, kind[task], role_start, source[inside], target[inside], entered, left)
+
+
+def _begins(members: _Members) -> NDArray[np.bool_]:
+    """Per member, whether a node begins with it: a window, or a task by itself."""
+    count, alone = len(members.task), _alone(members)
+    starts = members.role_start == np.arange(count)
+    # Of a cell, all is between two moments at which all before is done and nothing behind has begun.
+    opens = alone | np.append(True, alone[:-1])[:count] | starts
+    cell = np.cumsum(opens) - 1
+    first = np.flatnonzero(opens)
+    last = np.append(first[1:], count)[: len(first)] - 1
+    # Of several tasks, one of which waits for another role, or is waited for, nothing is joined.
+    touched = np.bincount(cell, weights=members.entered | members.left, minlength=len(first)) > 0
+    joins = (first == last) | ~touched
+    goes_on = joins & ~starts[first] & ~members.entered[first]
+    goes_on[1:] &= joins[:-1] & ~members.left[last[:-1]]
+    return np.asarray(np.where(opens, ~goes_on[cell], ~joins[cell]))
+
+
+def _alone(members: _Members) -> NDArray[np.bool_]:
+    """Per member, whether all before it in its role is done when it begins, and all behind it waits for its end."""
+    count = len(members.task)
+    place, found = np.arange(count), np.ones(count, bool)
+    for lane in _LANES:
+        on_lane, elsewhere = members.kind == lane, members.kind != lane
+        before = np.maximum.accumulate(np.where(on_lane, place, _NONE))
+        behind = np.minimum.accumulate(np.where(on_lane, place, count)[::-1])[::-1]
+        waits, waited_for = before < members.role_start, np.append(members.role_start, count)[behind] > place
+        waits[members.target[members.source == before[members.target]]] = True
+        waited_for[members.source[members.target == behind[members.source]]] = True
+        found[elsewhere] &= (waits & waited_for)[elsewhere]
+    return found
+
+
+def _distinct_windows(graph: TaskGraph, kind: Places, node: Places) -> _Distinct:
+    nodes = int(node.max(initial=_NONE)) + 1
+    first = np.empty(nodes, np.intp)
+    # Of equal places the last assignment stays: that of the first task, where tasks come in reverse.
+    first[node[::-1]] = np.arange(len(node) - 1, -1, -1)
+    is_window = np.bincount(node, minlength=nodes) > 1
+    window = np.where(is_window, np.cumsum(is_window) - 1, _NONE)
+    tasks = np.flatnonzero(is_window[node])
+    source, target = graph.edges
+    inside = node[source] == node[target]
+    source, target = source[inside], target[inside]
+    # Windows are alike where their tasks are, on the same lanes, and the edges between these.
+    of_tasks = kind[tasks] * LANES + graph.lane[tasks] % LANES
+    places = np.stack([source, target]) - first[node[source]]
+    reach = int(places.max(initial=0)) + 1
+    _, of_edges = np.unique(places[0].astype(np.int64) * reach + places[1], return_inverse=True)
+    parts = np.concatenate([of_tasks, of_edges + int(of_tasks.max(initial=0)) + 1])
+    which = alike_segments(np.concatenate([window[node[tasks]], window[node[source]]]), parts).of_segments
+    chosen = np.zeros(nodes, bool)
+    _, representative = np.unique(which, return_index=True)
+    chosen[np.flatnonzero(is_window)[representative]] = True
+    number = len(representative) + kind[first].astype(np.intp)
+    # Windows are numbered as they are simulated: by the first of each.
+    place = np.empty(len(representative), np.intp)
+    place[np.argsort(representative)] = np.arange(len(representative))
+    number[is_window] = place[which]
+    return _Distinct(first, *_by_themselves(graph, node, chosen, (source, target)), number)
+
+
+def _by_themselves(
+    graph: TaskGraph, node: Places, chosen: NDArray[np.bool_], inside: tuple[Ints, Ints]
+) -> tuple[Places, Places, TaskGraph]:
+    """The tasks of the windows that are chosen, where each begins among these, and their graph: each is a role."""
+    tasks = np.flatnonzero(chosen[node])
+    tasks = tasks[np.argsort(node[tasks], kind="stable")]
+    windows = node[tasks]
+    begins = np.append(True, windows[1:] != windows[:-1])[: len(windows)]
+    place = np.full(graph.tasks, _NONE, np.int32)
+    place[tasks] = np.arange(len(tasks))
+    role = np.cumsum(begins) - 1
+    source, target = (place[end] for end in inside)
+    known = source >= 0
+    of_windows = TaskGraph.of_edges(
+        graph.lane[tasks] % LANES + role * LANES, int(begins.sum()), source[known], target[known]
+    )
+    return tasks, np.flatnonzero(begins), of_windows
+
+
+def _joined(graph: TaskGraph, node: Places, first: Places) -> TaskGraph:
+    """The graph of the nodes, each on the lane of its first task."""
+    lane, nodes = graph.lane[first], len(first)
+    # The order on a lane is told by edges where windows were taken to another lane.
+    before, after = graph.queue[:-1], graph.queue[1:]
+    in_order = graph.lane[before] == graph.lane[after]
+    source, target = (
+        node[np.concatenate([of_edges, of_lane[in_order]])].astype(np.int64)
+        for of_edges, of_lane in zip(graph.edges, (before, after), strict=True)
+    )
+    apart = lane[source] != lane[target]
+    edges = distinct(target[apart] * (nodes + 1) + source[apart])
+    ends = ((edges % (nodes + 1)).astype(np.int32), (edges // (nodes + 1)).astype(np.int32))
+    return TaskGraph.of_edges(lane, graph.roles, *ends)
