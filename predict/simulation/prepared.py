@@ -152,7 +152,11 @@ def _pipelined(plan: Plan, priced: PricedPlan, costs: CostModel, point: Configur
     """All stages simulated together; parts are counted as on the rank that computes most."""
     seconds = priced.costs.seconds
     simulation = PipelineSimulation(
-        plan, straggler_of_works(priced), slower=priced.slower, slow_copies=priced.slow_copies
+        plan,
+        straggler_of_works(priced),
+        slower=priced.slower,
+        slow_copies=priced.slow_copies,
+        blocking=priced.blocking,
     )
     computes = ~plan.of_sort(Sort.INPUT)
     counts = [np.bincount(role.work, minlength=len(plan.works)) * computes for role in plan.roles]

@@ -90,7 +90,12 @@ def _lines(priced: PricedPlan, slow: SlowRank | None) -> list[list[_Played]]:
     """The stages of each line of a pipeline."""
     plan, costs = priced.plan, priced.costs
     simulation = PipelineSimulation(
-        plan, straggler_of_works(priced), merge=False, slower=priced.slower, slow_copies=priced.slow_copies
+        plan,
+        straggler_of_works(priced),
+        merge=False,
+        slower=priced.slower,
+        slow_copies=priced.slow_copies,
+        blocking=priced.blocking,
     )
     late, stages = straggler_tasks(priced), []
     lines = simulation.timelines(costs.seconds, costs.compute_slowdown, costs.communication_slowdown)

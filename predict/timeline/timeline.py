@@ -151,11 +151,16 @@ def timeline_of(priced: PricedPlan, schedule: str, slow: SlowRank | None = None)
         check_drawn(plan, slow)
     if degree_of(plan.strategy, Trait.STAGES) > 1:
         simulation = PipelineSimulation(
-            plan, straggler_of(priced), merge=False, slower=priced.slower, slow_copies=priced.slow_copies
+            plan,
+            straggler_of(priced),
+            merge=False,
+            slower=priced.slower,
+            slow_copies=priced.slow_copies,
+            blocking=priced.blocking,
         )
         times = simulation.timelines(*_of_works(priced))
         lines = [
-            _line_of_stages(plan, roles, line.start_s, line.end_s, schedule, slow)
+            _line_of_stages(priced, roles, line.start_s, line.end_s, schedule, slow)
             for roles, line in zip(lines_of_stages(plan), times, strict=True)
         ]
         return IterationTimeline(priced=priced, lines=tuple(lines))
@@ -213,8 +218,9 @@ def _of_works(priced: PricedPlan) -> tuple[Floats, Floats, Floats]:
 
 
 def _line_of_stages(
-    plan: Plan, roles: tuple[int, ...], start_s: Floats, end_s: Floats, schedule: str, slow: SlowRank | None
+    priced: PricedPlan, roles: tuple[int, ...], start_s: Floats, end_s: Floats, schedule: str, slow: SlowRank | None
 ) -> LineTimeline:
+    plan = priced.plan
     of_slow = None if slow is None else slow.role_in(plan)
     borders = np.cumsum([plan.roles[index].tasks for index in roles])[:-1]
     stages = tuple(
@@ -225,6 +231,7 @@ def _line_of_stages(
             end_s=ends,
             actions=place_actions(plan, plan.roles[index], stage, len(roles), schedule),
             rank=slow.rank if slow is not None and index == of_slow else None,
+            blocking=priced.blocking,
         )
         for stage, (index, starts, ends) in enumerate(
             zip(roles, np.split(start_s, borders), np.split(end_s, borders), strict=True)

@@ -5,8 +5,7 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import NDArray
 
-from paradl_bench.plan.axes.kind import Trait
-from paradl_bench.plan.mesh import degree_of, zero_stage
+from paradl_bench.plan.mesh import zero_stage
 from paradl_bench.plan.tasks import Collective, Ints, Phase, Plan, Role, Stream, Transfer, Work
 from predict.costs.communication.communication_costs import Call
 
@@ -37,11 +36,11 @@ def _numbers_in(values: Ints) -> list[int]:
 def works_with_all_reduce(plan: Plan) -> NDArray[np.bool_]:
     """Per work, whether it is communication for layers of a plan whose gradients are all-reduced beside backward.
 
-    Such a one is waited for where it stands, on the thread that computes. Not of pipelines, whose stages queue what
-    they send, nor of ZeRO, whose exchange is no all-reduce.
+    Such a one is waited for where it stands, on the thread that computes, in a group of its own. Not of ZeRO, whose
+    exchange is no all-reduce.
     """
     sharded = zero_stage(plan.strategy) > 0
-    if not _all_reduces_of_gradients(plan) or sharded or degree_of(plan.strategy, Trait.STAGES) > 1:
+    if not _all_reduces_of_gradients(plan) or sharded:
         return np.zeros(len(plan.works), bool)
     return np.array([_is_blocking(plan, index) for index in range(len(plan.works))], bool)
 

@@ -44,7 +44,7 @@ def on_shared_host(costs: CostModel, priced: PricedPlan) -> PricedPlan:
     if alone is None or np.all(alone[0] == 1):
         return priced
     beside = ranks_beside(plan, place.ranks_on_host)
-    simulation = PipelineSimulation(plan, np.ones(len(plan.works)))
+    simulation = PipelineSimulation(plan, np.ones(len(plan.works)), blocking=priced.blocking)
     shared = priced.costs
     idle = np.zeros(len(plan.works))
     for number in range(_MOST_ROUNDS):

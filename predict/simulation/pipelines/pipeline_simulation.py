@@ -58,6 +58,7 @@ class PipelineSimulation:
             while it sends. merge: false keeps every task a segment of its own.
         slower: per role, how many times longer its rank computes, and, with ``slow_copies``, copies; empty for all
             alike.
+        blocking: works that go on beside what is in flight.
     """
 
     def __init__(
@@ -69,10 +70,14 @@ class PipelineSimulation:
         merge: bool = True,
         slower: Sequence[float] = (),
         slow_copies: bool = True,
+        blocking: frozenset[int] = frozenset(),
     ) -> None:
         # What ranks of a host take from each other, the straggler factor and the answer are all simulated of one plan,
         # and so are other links and devices.
-        lines = plan.found.once(("lines", overlapped, merge), lambda: _lines(plan, overlapped=overlapped, merge=merge))
+        def find() -> tuple[StageLine, ...]:
+            return _lines(plan, overlapped=overlapped, merge=merge, blocking=blocking)
+
+        lines = plan.found.once(("lines", overlapped, merge, blocking), find)
         self.lines = [line.with_straggler(straggler) for line in lines]
         for of_line, line in zip(self.lines, lines_of_stages(plan), strict=True):
             if slower:
@@ -110,12 +115,16 @@ class Computing(NamedTuple):
     task_segment: NDArray[np.integer]
 
 
-def _lines(plan: Plan, *, overlapped: bool, merge: bool) -> tuple[StageLine, ...]:
+def _lines(plan: Plan, *, overlapped: bool, merge: bool, blocking: frozenset[int]) -> tuple[StageLine, ...]:
     """The lines of a plan, without straggler factor."""
     alike, transfers = Answers(), _Transfers(plan)
+    beside = np.isin(np.arange(len(plan.works)), sorted(blocking))
+
+    def find(role: Role) -> _Stage:
+        return _stage(role, transfers, beside if blocking else None, overlapped=overlapped, merge=merge)
 
     def stage(role: Role) -> _Stage:
-        return alike.once(role.arrays, lambda: _stage(role, transfers, overlapped=overlapped, merge=merge))
+        return alike.once(role.arrays, lambda: find(role))
 
     return tuple(StageLine(plan, [stage(plan.roles[index]) for index in line]) for line in lines_of_stages(plan))
 
@@ -129,10 +138,18 @@ class _Stage(NamedTuple):
     alike: AlikeSegments
 
 
-def _stage(role: Role, transfers: _Transfers, *, overlapped: bool, merge: bool) -> _Stage:
+def _stage(
+    role: Role, transfers: _Transfers, beside: NDArray[np.bool_] | None, *, overlapped: bool, merge: bool
+) -> _Stage:
     role = role if overlapped else transfers.with_blocking_sends(role)
     ends = transfers.ends(role)
-    condensed = coalesce(role, merge=merge, waiting=_chosen(ends, "receive"), waited_for=_chosen(ends, "send"))
+    condensed = coalesce(
+        role,
+        merge=merge,
+        waiting=_chosen(ends, "receive"),
+        waited_for=_chosen(ends, "send"),
+        blocking=None if beside is None else beside[role.work],
+    )
     return _Stage(role, ends, condensed, alike_segments(condensed.segment, role.work))
 
 

@@ -44,7 +44,9 @@ def pipeline_straggler(priced: PricedPlan) -> float:
     if not spread.wait(plan.strategy.ranks):
         return 1.0
     ones = np.ones(len(plan.works))
-    simulation = PipelineSimulation(plan, ones, slower=priced.slower, slow_copies=priced.slow_copies)
+    simulation = PipelineSimulation(
+        plan, ones, slower=priced.slower, slow_copies=priced.slow_copies, blocking=priced.blocking
+    )
     costs = priced.costs
     of_works = costs.seconds, costs.compute_slowdown, costs.communication_slowdown
     alone = [line.run(*of_works).iteration_s for line in simulation.lines]
@@ -65,7 +67,7 @@ def pipeline_straggler(priced: PricedPlan) -> float:
     drawn_s = drawn(line, tasks)
     if priced.slower and replicas > 1:
         # One replica has the slow rank, the last of the others is late by chance; they are drawn apart.
-        others = drawn(PipelineSimulation(plan, ones).lines[slowest], alike)
+        others = drawn(PipelineSimulation(plan, ones, blocking=priced.blocking).lines[slowest], alike)
         expected_s = float(np.mean(np.maximum.outer(drawn_s, others + _late_s(others, spread, replicas - 1))))
     else:
         expected_s = float(np.mean(drawn_s)) + _late_s(drawn_s, spread, replicas)

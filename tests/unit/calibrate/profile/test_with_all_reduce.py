@@ -205,6 +205,9 @@ def predicted(strategy: str, *entries: InContext, dilate: float | None = None) -
         ("f2", set()),
         ("d2", set()),
         ("p2", set()),
+        ("d2p2", set()),
+        ("d2p2f2", {"all_gather", "all_reduce"}),
+        ("p2f2", set()),
         ("z3d2", set()),
     ],
 )
