@@ -39,6 +39,12 @@ class CollectiveTimes(NamedTuple):
         return fitted_s * self.residuals.factor_of_one(ranks, message_bytes)
 
 
+def published_remarks(fits: Sequence[CommunicationFit], operation: str) -> tuple[Remark, ...]:
+    """Whose sweeps were fitted."""
+    names = dict.fromkeys(fit.published for fit in fits if fit.published)
+    return tuple(Remark(f"published, not measured here: sweeps of {name}", False, operation) for name in names)
+
+
 def fitted_seconds(pieces: Sequence[Piece], ranks: ArrayLike, message_bytes: ArrayLike, per_node: ArrayLike) -> Floats:
     """As the profile's ``piecewise_seconds``, each message by those pieces alone that it needs."""
     if len(pieces) == 1 or any(piece.at_ranks for piece in pieces):

@@ -28,10 +28,11 @@ from paradl_bench.plan.strategy import Strategy
 from paradl_bench.plan.tasks import Collective, HaloExchange
 from paradl_bench.records.cluster import Cluster, Level
 from predict.costs.communication.backends import DEFAULT_BACKENDS, choose_backend
-from predict.costs.communication.collective_times import CollectiveTimes, beyond_remarks, times_on
+from predict.costs.communication.collective_times import CollectiveTimes, beyond_remarks, published_remarks, times_on
 from predict.costs.communication.contention_costs import ContentionCosts, Sharing
 from predict.costs.communication.context_costs import ContextCosts, Slowdown, Wanted, between_them
 from predict.costs.communication.context_costs import error_modes as context_modes
+from predict.costs.communication.hops import span_of_hop
 from predict.costs.hardware.what_if_hardware import AS_MEASURED, Hardware, changed_fit, changed_level
 from predict.costs.sourced import CONTENTION, Cost, Remark, Source, UnmeasuredCollective
 
@@ -50,11 +51,13 @@ class Call(NamedTuple):
         after_compute: compute comes right before it and waits for it (:mod:`predict.costs.communication.calls`).
         taking_part: share of the ranks that call such a one at all.
         beside: all-reduces of gradients that may be in flight while it is waited for; None where none may.
+        span: ranks side by side that hold both ends of a message, where fewer than along its axis do.
     """
 
     after_compute: bool = False
     taking_part: float = 1.0
     beside: Collective | None = None
+    span: int = 0
 
 
 ALONE_ON_ITS_STREAM = Call()
@@ -87,7 +90,7 @@ class CommunicationCosts:
         self.backend = choose_backend(profile, backend)
         self._contexts = ContextCosts(profile, self.backend)
         self.contention = ContentionCosts(self._contexts, self.cluster, given=self._given)
-        self._message_costs: dict[tuple[int, tuple[int, ...], Strategy, str], CommunicationCost] = {}
+        self._message_costs: dict[tuple[int, tuple[int, ...], Strategy, str, int], CommunicationCost] = {}
         self._call_costs: dict[Hashable, CommunicationCost] = {}
         self._between: dict[tuple[str, str, tuple[int, int]], SizeRatios] = {}
         # Lists of fits are kept as long as this is, so that which list it is says which fits these are.
@@ -117,7 +120,7 @@ class CommunicationCosts:
             return CommunicationCost(Cost(0.0, Source.MEASURED), ())
         asked = work
         work, remarks = self._measurable(work)
-        level, more = self.level(work, strategy)
+        level, more = self.level(work, strategy, call.span)
         per_node = self._ranks_per_node(work, strategy)
         sharing = self.contention.sharing(asked, level, strategy, call.taking_part)
         # Strategies differ in much that no single call knows of.
@@ -144,7 +147,7 @@ class CommunicationCosts:
 
         seconds = seconds_of(work.message_bytes)
         beyond = () if stated else beyond_remarks(work, fits)
-        of_others = () if stated else _of_publications(fits, work.operation)
+        of_others = () if stated else published_remarks(fits, work.operation)
         fitted = Source.PUBLISHED if of_others else Source.REGRESSED
         source = Source.STATED if stated else Source.SCALED if beyond or changed else fitted
         modes: tuple[tuple[str, float], ...] = ()
@@ -218,14 +221,14 @@ class CommunicationCosts:
             )
         return self._between[key]
 
-    def halo_cost(self, work: HaloExchange, strategy: Strategy, *, after_compute: bool = False) -> CommunicationCost:
+    def halo_cost(self, work: HaloExchange, strategy: Strategy, call: Call = ALONE_ON_ITS_STREAM) -> CommunicationCost:
         """Seconds of messages to and from neighbours: of those sent, or received, one after the other if that is more.
 
         Where messages go both ways, as exchanges, if those were measured.
         """
         messages = max((work.sends_bytes, work.receives_bytes), key=sum)
         operation = self.halo_operation(work)
-        costs = [self._message_cost(size, work.axes, strategy, operation) for size in messages]
+        costs = [self._message_cost(size, work.axes, strategy, operation, call.span) for size in messages]
         modes: dict[str, float] = {}
         for message_cost in costs:
             for name, shift in message_cost.modes:
@@ -237,18 +240,18 @@ class CommunicationCosts:
             adjustments=tuple(change for message_cost in costs for change in message_cost.cost.adjustments),
         )
         alone = CommunicationCost(total, tuple(modes.items()))
-        if not (after_compute and messages):
+        if not (call.after_compute and messages):
             return alone
         message = Collective(
             operation=operation, message_bytes=1, ranks=ranks_along(strategy, work.axes), axes=work.axes
         )
-        level, _ = self.level(message, strategy)
+        level, _ = self.level(message, strategy, call.span)
         return self._after_compute(
             alone,
             message,
             level,
             messages,
-            lambda size: self._message_cost(size, work.axes, strategy, operation).cost.seconds,
+            lambda size: self._message_cost(size, work.axes, strategy, operation, call.span).cost.seconds,
         )
 
     def halo_operation(self, work: HaloExchange) -> str:
@@ -257,13 +260,14 @@ class CommunicationCosts:
         return "exchange" if both and any(name == "exchange" for name, _ in self._fits) else "send_recv"
 
     def _message_cost(
-        self, size_bytes: int, axes: tuple[int, ...], strategy: Strategy, operation: str
+        self, size_bytes: int, axes: tuple[int, ...], strategy: Strategy, operation: str, span: int
     ) -> CommunicationCost:
-        key = size_bytes, axes, strategy, operation
+        key = size_bytes, axes, strategy, operation, span
         if key not in self._message_costs:
-            ranks = _ranks_of_message(operation, axes, strategy)
+            # Of an exchange as many ranks were swept, where that makes a difference.
+            ranks = ranks_along(strategy, axes) if operation == "exchange" else 2
             message = Collective(operation=operation, message_bytes=size_bytes, ranks=ranks, axes=axes)
-            self._message_costs[key] = self.cost(message, strategy)
+            self._message_costs[key] = self.cost(message, strategy, Call(span=span))
         return self._message_costs[key]
 
     def times(self, operation: str, level: Level, contention: float) -> CollectiveTimes:
@@ -284,9 +288,14 @@ class CommunicationCosts:
         outermost = self.cluster.levels[-1]
         return outermost if span > outermost.ranks and not self._given else self.cluster.level_of(span)
 
-    def level(self, work: Collective, strategy: Strategy) -> tuple[Level, tuple[Remark, ...]]:
+    def span_of_hop(self, ranks: int, group: tuple[int, int], places: tuple[int, int]) -> int:
+        """:func:`~.hops.span_of_hop` on these levels."""
+        asked = ranks, group, places
+        return self.found.once(("hop", *asked), lambda: span_of_hop(self.cluster.levels, *asked))
+
+    def level(self, work: Collective, strategy: Strategy, span: int = 0) -> tuple[Level, tuple[Remark, ...]]:
         """The level that the group spans: an axis strides over the ranks of the axes inside it."""
-        span = math.prod(axis.degree for axis in strategy.axes[min(work.axes) :])
+        span = span or math.prod(axis.degree for axis in strategy.axes[min(work.axes) :])
         if work.scope == "node":
             members = members_of(strategy, work, 0)
             span = members[-1] - members[0] + 1
@@ -330,10 +339,12 @@ class CommunicationCosts:
         """Whether it was measured what compute and collectives of the library cost each other."""
         return self._contexts.has("with-compute")
 
-    def with_compute(self, work: Collective, strategy: Strategy, idle_s: float) -> tuple[Slowdown, tuple[Remark, ...]]:
+    def with_compute(
+        self, work: Collective, strategy: Strategy, idle_s: float, span: int = 0
+    ) -> tuple[Slowdown, tuple[Remark, ...]]:
         """What compute and the collective cost each other; with a remark where it was not measured of such a one."""
         work, _ = self._measurable(work)
-        level, _ = self.level(work, strategy)
+        level, _ = self.level(work, strategy, span)
         wanted = Wanted("with-compute", work.operation, level.name, ranks=work.ranks, message_bytes=work.message_bytes)
         devices = self._profile.devices
         on_gpu = devices[0].kind == "cuda" if devices else self.backend == DEFAULT_BACKENDS["cuda"]
@@ -387,13 +398,3 @@ class CommunicationCosts:
         outermost = max(others, key=lambda name: order.get(name, -1))
         text = f"{work.operation} at level {level.name!r} was not measured: its times at level {outermost!r} are used"
         return self._fits[work.operation, outermost], (Remark(text, True),)
-
-
-def _of_publications(fits: Sequence[CommunicationFit], operation: str) -> tuple[Remark, ...]:
-    names = dict.fromkeys(fit.published for fit in fits if fit.published)
-    return tuple(Remark(f"published, not measured here: sweeps of {name}", False, operation) for name in names)
-
-
-def _ranks_of_message(operation: str, axes: tuple[int, ...], strategy: Strategy) -> int:
-    """Two, but of an exchange all ranks of the axes: as many were swept, where that makes a difference."""
-    return ranks_along(strategy, axes) if operation == "exchange" else 2

@@ -9,8 +9,7 @@ from predict.costs.spread.assembly import Priced
 
 
 def _price(work: HaloExchange, known: KnownCosts, context: WorkContext) -> Priced:
-    after_compute = context.call.after_compute
-    halo = known.communication.halo_cost(work, context.plan.strategy, after_compute=after_compute)
+    halo = known.communication.halo_cost(work, context.plan.strategy, context.call)
     priced = Priced(halo.cost, context.occurrences, work, True, halo.modes)
     return beside(priced, known.communication.halo_operation(work), work, known, context)
 

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import math
+
+from paradl_bench.plan.strategy import Strategy
 from paradl_bench.plan.works.communication import Collective, HaloExchange, Transfer
 from predict.costs.kinds.kind_costs import KindCosts, KnownCosts, WorkContext
 from predict.costs.spread.assembly import Priced
@@ -11,17 +14,24 @@ def _price(work: Transfer, known: KnownCosts, context: WorkContext) -> Priced:
     """A send takes the time of its messages; a receive waits for it and takes none."""
     sent = work.message_bytes if work.direction == "send" else ()
     strategy = context.plan.strategy
+    span = _span(work, known, strategy)
     message_cost = known.communication.halo_cost(
-        HaloExchange(sends_bytes=sent, receives_bytes=(), axes=work.axes),
-        strategy,
-        after_compute=context.call.after_compute,
+        HaloExchange(sends_bytes=sent, receives_bytes=(), axes=work.axes), strategy, context.call._replace(span=span)
     )
     if not sent:
         return Priced(message_cost.cost, context.occurrences, work, True)
     message = Collective(operation="send_recv", message_bytes=sum(sent), ranks=2, axes=work.axes)
-    slowdown, remarks = known.communication.with_compute(message, strategy, message_cost.cost.seconds)
+    slowdown, remarks = known.communication.with_compute(message, strategy, message_cost.cost.seconds, span)
     cost = message_cost.cost._replace(remarks=(*message_cost.cost.remarks, *remarks))
     return Priced(cost, context.occurrences, work, True, message_cost.modes, slowdown[:2], slowdown[2:4])
+
+
+def _span(work: Transfer, known: KnownCosts, strategy: Strategy) -> int:
+    """Ranks side by side that hold both ends: stages of one node send each other what no link between nodes sees."""
+    (axis,) = work.axes
+    degree, stride = strategy.axes[axis].degree, math.prod(inner.degree for inner in strategy.axes[axis + 1 :])
+    places = (work.cut, work.to) if work.to >= 0 else (work.cut % degree, (work.cut + 1) % degree)
+    return known.communication.span_of_hop(strategy.ranks, (degree, stride), places)
 
 
 COSTS = KindCosts(kind=Transfer, price=_price)

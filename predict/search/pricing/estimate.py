@@ -70,8 +70,9 @@ class _Rows(NamedTuple):
     Attributes:
         strategy, mesh, again: indices in the space. shared: number of what their ranks share of layers.
         turns: micro-batches, of so many samples. stages_per_rank: of the schedule; in_parts: whether it parts backward.
-        sent, exchanged: links that activations, and gradients, go over; exchanged_apart: those of parameters that are
-            held apart. waits: number of what compute waits for; once that has its seconds, index of these.
+        sent: number of the links that activations go over. exchanged, exchanged_apart: links that gradients go over,
+            and those of parameters that are held apart.
+        waits: number of what compute waits for; once that has its seconds, index of these.
     """
 
     strategy: Ints
@@ -366,7 +367,9 @@ class Estimates:
         # Blocks repeat, and so does what crosses cuts between them.
         distinct, place = np.unique(cut.sent_bytes[:-1], return_inverse=True)
         sizes = rows.samples[first, None] * distinct / parts[first, None]
-        return self._groups.seconds_over(rows.sent[first, None], np.rint(sizes))[:, place], row
+        hops, cuts = self._finder.hops, np.arange(len(place)) % cut.key[0]
+        links = np.array([hops[number][cuts] for number in rows.sent[first].tolist()])
+        return self._groups.seconds_over(links, np.rint(sizes)[:, place]), row
 
     def _sharded(self, rows: _Rows) -> Floats:
         """ZeRO stages 2 and 3: compute, or reducing and gathering (once, or again for backward) where that is more.

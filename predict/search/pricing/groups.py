@@ -77,6 +77,12 @@ class GroupCosts:
         per_node = max(1, min(ranks, self._communication.cluster.ranks_per_node // group.stride))
         return self._links.setdefault((self._fit(operation, group), ranks, per_node), len(self._links))
 
+    def links_of_hops(self, group: Group, ranks: int) -> tuple[int, ...]:
+        """Of messages from each place of a pipeline to the next, and from the last to the first; ``ranks`` in all."""
+        places = [(place, (place + 1) % group.ranks) for place in range(group.ranks)]
+        spans = [self._communication.span_of_hop(ranks, (group.ranks, group.stride), hop) for hop in places]
+        return tuple(self.link("send_recv", group._replace(span=span)) for span in spans)
+
     def seconds_over(self, links: Ints, message_bytes: Floats) -> Floats:
         """Of messages that each go over a link of their own; both are broadcast against each other."""
         links, sizes = np.broadcast_arrays(links, message_bytes)

@@ -30,8 +30,9 @@ class Links(NamedTuple):
 
     Attributes:
         possible: whether all has a price. sharing: number of what its ranks share of layers.
-        sent, exchanged: links that activations, and gradients, go over; exchanged_apart: those of parameters that are
-            held apart. waits: number of what compute waits for.
+        sent: number of the links that activations go over, in :attr:`LinkFinder.hops`.
+        exchanged, exchanged_apart: links that gradients go over, and those of parameters that are held apart.
+        waits: number of what compute waits for.
         parts: links of :meth:`ZeroMessages.links_of_parts`, of all other parameters and of those that are held apart.
         zero_s: of a micro-batch's gathers and reductions in stages 2 and 3, without a pipeline.
     """
@@ -53,6 +54,13 @@ class LinkFinder:
         self._space, self._groups, self._shared = space, groups, shared
         self.waits, self.zero_messages = Waits(groups), ZeroMessages(groups, shared)
         self.sharings: dict[Sharing, int] = {}
+        # The first is of ranks without stages, which send nothing.
+        self._hops: dict[tuple[int, ...], int] = {(): 0}
+
+    @property
+    def hops(self) -> list[Ints]:
+        """Links of pipelines: from each place along one to the next, and from the last to the first."""
+        return [np.array(links, np.int64) for links in self._hops]
 
     def links(self, strategies: Ints, prepare: Callable[[int], None]) -> Links:
         """Of these strategies; why some are impossible is added to what the space counts.
@@ -77,8 +85,8 @@ class LinkFinder:
         apart = np.array([*held_apart, False])[sharing]
         placed = Placements([space.strategies[index] for index in strategies.tolist()], mesh, space.meshes)
         waits = asked.each(self._waiting, every, sharing, *placed.along_shared())
-        send_recv, all_reduce = (partial(self._link, operation) for operation in ("send_recv", "all_reduce"))
-        sent = asked.each(send_recv, stages > 1, *placed.along(lambda own: group_axes(own, Trait.STAGES)))
+        all_reduce = partial(self._link, "all_reduce")
+        sent = asked.each(self._sent, stages > 1, *placed.along(lambda own: group_axes(own, Trait.STAGES)))
         reduced = exchanges.astype(bool) & (zero < 2)
         exchanged = asked.each(all_reduce, reduced, *placed.along(lambda own: group_axes(own, Trait.REPLICATES)))
         exchanged_apart = asked.each(all_reduce, reduced & apart, *placed.along(axes_apart))
@@ -111,6 +119,10 @@ class LinkFinder:
 
     def _link(self, operation: str, *group: int) -> int:
         return self._groups.link(operation, Group(*group))
+
+    def _sent(self, *group: int) -> int:
+        links = self._groups.links_of_hops(Group(*group), self._space.strategies[0].ranks)
+        return self._hops.setdefault(links, len(self._hops))
 
     def _waiting(self, number: int, *groups: int) -> int:
         each = [Group(*groups[start : start + 4]) for start in range(0, len(groups), 4)]
