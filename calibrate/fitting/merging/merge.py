@@ -17,7 +17,7 @@ from typing import cast
 import msgspec
 
 from calibrate.fitting.memory.memory_fit import fit_memory
-from calibrate.fitting.merging.published_parts import own_before_published
+from calibrate.fitting.merging.published_parts import own_before_published, with_sheet
 from calibrate.fitting.reading import first_few, same_work, unlike_nearest
 from calibrate.kernels.files import copy_archive
 from calibrate.profile.entries import describe, identity
@@ -204,12 +204,13 @@ def _refuse_or_note(what: str, owner: str, name: str, *, force: bool) -> str:
 
 
 def _devices(profiles: Sequence[Profile]) -> tuple[Device, ...]:
-    """Each once: the first that doctor measured, else the first; a data sheet's where there are no rates at all."""
+    """Each once: the first that doctor measured, else the first; a data sheet's rates where a roofline lacks one."""
     devices: dict[str, Device] = {}
     for device in (device for profile in profiles for device in profile.devices):
         known = devices.setdefault(device.name, device)
-        by_sheet = device.rates_from == DATA_SHEET
-        if device.rates and not (known.rates or (by_sheet and known.peak_flops)):
+        if device.rates_from == DATA_SHEET:
+            devices[device.name] = with_sheet(known, device)
+        elif device.rates and not known.rates:
             devices[device.name] = device
     return tuple(devices.values())
 
@@ -240,11 +241,14 @@ def _copies(profiles: Sequence[Profile], names: Sequence[str], notes: list[str])
 
 
 def _cluster(profiles: Sequence[Profile]) -> Cluster:
-    """The first profile's, with every level that any of them was measured at."""
+    """The first profile's, with every level that any of them was measured at, and the first memory that is known."""
     levels: dict[str, Level] = {}
     for profile in profiles:
         for level in profile.cluster.levels:
             if level.name not in levels or level.ranks > levels[level.name].ranks:
                 levels[level.name] = level
     innermost = levels.pop(profiles[0].cluster.levels[0].name)
-    return msgspec.structs.replace(profiles[0].cluster, levels=nested(innermost, levels.values()))
+    memory = next((known for each in profiles if (known := each.cluster.memory_bytes_per_rank)), None)
+    return msgspec.structs.replace(
+        profiles[0].cluster, levels=nested(innermost, levels.values()), memory_bytes_per_rank=memory
+    )

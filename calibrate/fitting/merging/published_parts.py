@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import msgspec
 
 from calibrate.profile.entries import identity
-from calibrate.profile.profile import Profile
+from calibrate.profile.profile import Device, Profile
 from paradl_bench.core.errors import UserError
 from paradl_bench.core.units import counted
 from paradl_bench.records.measurement import UNKNOWN_DEVICE
@@ -36,6 +36,24 @@ def own_before_published(
         _check_device(shipped, name, profile, of)
     kept, notes = _without_replaced(shipped, name, [profile for profile, _ in measured])
     return [*(profile for profile, _ in measured), kept], [*(of for _, of in measured), name], notes
+
+
+def with_sheet(measured: Device, sheet: Device) -> Device:
+    """A measured device with the rates of its data sheet, if it lacks the peak or the bandwidth of a roofline.
+
+    Tables of products alone reach a peak and no bandwidth; logs of other tools never say a memory.
+    """
+    memory = measured.memory_bytes or sheet.memory_bytes
+    if measured.rates or (measured.peak_flops and measured.memory_bandwidth_bytes_per_s):
+        return msgspec.structs.replace(measured, memory_bytes=memory)
+    return msgspec.structs.replace(
+        measured,
+        memory_bytes=memory,
+        peak_flops=sheet.peak_flops,
+        memory_bandwidth_bytes_per_s=sheet.memory_bandwidth_bytes_per_s,
+        rates=sheet.rates,
+        rates_from=sheet.rates_from,
+    )
 
 
 def _check_device(shipped: Profile, name: str, measured: Profile, of: str) -> None:

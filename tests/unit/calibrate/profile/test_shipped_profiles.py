@@ -16,7 +16,7 @@ from synthetic_measurements import ENVIRONMENT, CollectivesSpec, write_collectiv
 from calibrate.fitting.fit import fit_profile
 from calibrate.fitting.merging.merge import merge_profiles, with_archives_beside
 from calibrate.kernels.files import archive_beside
-from calibrate.profile.profile import Profile, read_profile, write_profile
+from calibrate.profile.profile import Dispatch, Profile, read_profile, write_profile
 from calibrate.profile.shipped.catalog import profile_file, shipped_profiles
 from paradl_bench.core.errors import UserError
 from paradl_bench.records.devices.sheet import device_sheet
@@ -90,6 +90,25 @@ def test_own_measurements_take_the_place_of_published_ones(tmp_path: Path) -> No
         merged = with_archives_beside(merged, str(tmp_path / "merged.json"))
         write_profile(tmp_path / "merged.json", merged)
         assert read_profile(tmp_path / "merged.json") == merged
+
+
+def test_own_products_alone_leave_the_data_sheet_s_roofline(tmp_path: Path) -> None:
+    """A table of products reaches a peak and no bandwidth: other layers' rooflines are the sheet's then, as before."""
+    shipped, own = read_profile("h100-sxm"), own_sweep(tmp_path / "own", H100)
+    dispatch = Dispatch(forward_s=2e-5, backward_s=4e-5, relative_sd=0.1, timed=True)
+    device = msgspec.structs.replace(
+        own.devices[0], memory_bytes=0, peak_flops=5e13, rates_from="reached by kernels", dispatch=dispatch
+    )
+    cluster = msgspec.structs.replace(own.cluster, memory_bytes_per_rank=None)
+    own = msgspec.structs.replace(own, devices=(device,), cluster=cluster)
+    merged = merge_profiles((shipped, own), ["h100-sxm", "own"], command_line=(), force=False)
+    sheet = shipped.devices[0]
+    assert merged.devices == (msgspec.structs.replace(sheet, dispatch=dispatch, devices_per_host=2),)
+    assert merged.cluster.memory_bytes_per_rank == sheet.memory_bytes
+    whole = msgspec.structs.replace(device, memory_bandwidth_bytes_per_s=2e12)
+    own = msgspec.structs.replace(own, devices=(whole,))
+    (kept,) = merge_profiles((shipped, own), ["h100-sxm", "own"], command_line=(), force=False).devices
+    assert kept == msgspec.structs.replace(whole, memory_bytes=sheet.memory_bytes)
 
 
 def test_published_profiles_take_their_own_device_alone(tmp_path: Path) -> None:
