@@ -26,6 +26,13 @@ _TOPICS = (
     ("unmeasured layers", re.compile(r"roofline|operation of the kind|regress|by FLOPs|other models|not measured")),
 )
 """A word for each kind of remark, and what tells it; a group's number stands behind the word."""
+_WHOSE = (
+    ("regressed", "fitted to your own measurements"),
+    ("published", "published by others"),
+    ("data_sheet", "of data sheets"),
+    ("scaled_by_roofline", "scaled to another device"),
+)
+"""Sources beside what was measured, in words; one's own fits are told apart where others' stand beside them."""
 
 
 class Predicted(Protocol):
@@ -83,7 +90,8 @@ def confidence_in(rows: Sequence[tuple[str, Predicted]], *, option: str = "--why
     remarks = tuple(text + (f" ({', '.join(names)})" if len(names) < every else "") for text, names in told.items())
     of = " of layers" if any(TAKEN_AS_NONE in line for _, row in rows for line in row.extrapolated) else ""
     parts = [f"{_shares(rows, 'measured')}{of} measured"]
-    for source, words in (("published", "published by others"), ("data_sheet", "of data sheets")):
+    others = any(row.sources.get("published") for _, row in rows)
+    for source, words in _WHOSE if others else _WHOSE[1:]:
         parts += [f"{_shares(rows, source)} {words}"] if any(row.sources.get(source) for _, row in rows) else []
     busy = any(note.startswith(ON_BUSY_HOST) for _, row in rows for note in row.notes)
     parts += ["measurements on a busy host"] if busy else []

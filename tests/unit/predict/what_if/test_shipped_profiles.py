@@ -83,6 +83,15 @@ def test_answers_say_whose_seconds_they_are(predict: Caller) -> None:
     assert "by the data sheet" in done.out
 
 
+def test_seconds_of_another_device_are_named(predict: Caller) -> None:
+    options = ("--from-profile", "h100-sxm", "--model", "gpt2", "--strategy", "serial", "--batch", "8")
+    done = predict.bare(*options, "--device", "l4")
+    (line,) = (line for line in done.out.splitlines() if "% measured; " in line)
+    assert re.search(r"[1-9]\d% scaled to another device", line)
+    assert 98 <= sum(int(share) for share in re.findall(r"(\d+)% ", line)) <= 101
+    assert "scaled to another device" not in predict.bare(*options).out
+
+
 def test_names_are_listed_with_sources_and_licences(predict: Caller) -> None:
     shown = predict.bare("profiles")
     assert shown.code == 0
