@@ -13,9 +13,10 @@ import click
 import msgspec
 
 from paradl_bench.core.terminal.collected import collected
-from paradl_bench.core.terminal.command_line import run_command
+from paradl_bench.core.terminal.command_line import run_command, say
 from paradl_bench.core.terminal.forms import CSV, PARQUET, check_form, check_page, form_of, table_format
 from paradl_bench.core.terminal.help import GroupedGroup, option_group
+from paradl_bench.core.units import counted
 from predict.emulation.ghost_command import ghost
 from predict.prediction.buckets.command import buckets
 from predict.prediction.command_options import (
@@ -120,14 +121,32 @@ def group(
         return
     if not given:
         raise click.exceptions.NoArgsIsHelpError(ctx)
-    refuse_missing(asked, "profile", "model", "strategy", "batch")
+    refuse_missing(asked, "profile", "model", "strategy")
+    chosen = asked["batch"]
+    if chosen is None:
+        asked["batch"] = _batch_of_published(asked)
+    refuse_missing(asked, "batch")
     _predict(asked, shown, written, exported)
+    if chosen is None:
+        say(f"predict: no --batch was given; taken: a mini-batch of {counted(int(asked['batch']), 'sample')}")
+
+
+def _batch_of_published(asked: dict[str, Any]) -> str | None:
+    """As many samples as the fewest ranks, where the profile's measurements were published.
+
+    None with a profile of one's own: its batches were chosen, and so is this one to be.
+    """
+    from calibrate.profile.profile import read_profile
+    from predict.prediction.points import fewest_ranks
+
+    if not read_profile(asked["profile"]).published:
+        return None
+    return str(fewest_ranks(asked["strategy"], asked["ranks"]))
 
 
 def _predict(asked: dict[str, Any], shown: ShownOptions, written: OutputOptions, exported: ExportOptions) -> None:
     """Run a prediction and write it where the options say."""
     from paradl_bench.core.errors import UserError
-    from paradl_bench.core.terminal.command_line import say
     from predict.ledger.presentation import print_ledger
     from predict.prediction.presentation import predictions_frame, print_table, print_use
     from predict.prediction.request import check_request, predict_request

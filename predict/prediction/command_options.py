@@ -120,7 +120,11 @@ point_options = option_group(
         help="Strategies with degrees (serial, d4), or kinds (data) whose degrees --ranks sets. Or @ and a settings"
         " file of torchtitan, Megatron-LM, DeepSpeed or accelerate; options given here override the file.",
     ),
-    click.option("--batch", metavar="N[,N...]", help="Samples in the global mini-batch."),
+    click.option(
+        "--batch",
+        metavar="N[,N...]",
+        help="Samples in the global mini-batch. predict without it, from a shipped profile: as many as ranks.",
+    ),
     click.option(
         "--ranks",
         metavar="2:1024:x2",

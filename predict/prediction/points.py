@@ -28,6 +28,18 @@ def left_out_lines(refused: Sequence[tuple[Strategy, UserError]]) -> tuple[str, 
     )
 
 
+def fewest_ranks(strategies: str, ranks: str | None) -> int:
+    """The least of a sweep's rank counts; of fixed strategies the most ranks that one has.
+
+    Raises:
+        UserError: a part does not parse.
+    """
+    if ranks is not None:
+        return min(parse_ranks(ranks))
+    fixed = [text for text in strategies.split(",") if not parse_strategy_kinds(text.strip())]
+    return max((parse_strategy(text.strip()).ranks for text in fixed), default=1)
+
+
 def expand_points(
     network: ModelGraph,
     strategies: str,

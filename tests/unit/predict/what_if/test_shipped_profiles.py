@@ -83,6 +83,18 @@ def test_answers_say_whose_seconds_they_are(predict: Caller) -> None:
     assert "by the data sheet" in done.out
 
 
+def test_a_batch_left_out_is_as_many_samples_as_ranks(predict: Caller) -> None:
+    options = ("--from-profile", "h100-sxm", "--model", "gpt2")
+    done = predict.bare(*options, "--strategy", "data", "--ranks", "8:32:x2", "--json")
+    assert [(row["ranks"], row["batch"]) for row in done.json()] == [(8, 8), (16, 16), (32, 32)]
+    assert done.err == "predict: no --batch was given; taken: a mini-batch of 8 samples\n"
+    done = predict.bare(*options, "--strategy", "d4,serial,t8", "--json")
+    assert {row["batch"] for row in done.json()} == {8}
+    refused = predict.bare(*options, "--strategy", "data")
+    assert (refused.code, refused.out, refused.err.count("\n")) == (2, "", 1)
+    assert "give numbers of ranks" in refused.err
+
+
 def test_seconds_of_another_device_are_named(predict: Caller) -> None:
     options = ("--from-profile", "h100-sxm", "--model", "gpt2", "--strategy", "serial", "--batch", "8")
     done = predict.bare(*options, "--device", "l4")
