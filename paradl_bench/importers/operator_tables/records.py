@@ -254,7 +254,10 @@ def _seconds(reading: Reading, row: Row, expression: Expression, shape: KernelSh
     if unit in TIME_UNITS:
         return _float(value * TIME_UNITS[unit])
     if unit in SHARES:
-        rate = _float(value * SHARES[unit]) * (reading.peak_flops or 0.0)
+        share = _float(value * SHARES[unit])
+        if share > _BEYOND_PEAK:
+            raise NotTaken(f"{expression.text} is {share:g} times the peak: the unit or the peak is wrong")
+        rate = share * (reading.peak_flops or 0.0)
     else:
         rate = _float(value * RATE_UNITS[unit])
     if not value:

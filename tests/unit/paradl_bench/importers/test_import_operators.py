@@ -237,6 +237,18 @@ def test_rows_of_no_kernel_are_dropped_with_the_reason(tmp_path: Path, row: str,
     assert (dropped.line, len(kernels(out))) == (3, 2)
 
 
+def test_a_share_of_several_peaks_is_in_another_unit(tmp_path: Path) -> None:
+    """Times in microseconds that a mapping calls shares, on a device that no catalogue has."""
+    linear, _, mapping = write_tables(tmp_path)
+    text = mapping.read_text().replace("unit: us", "unit: share of peak\n    peak: 30 TFLOP/s", 1)
+    mapping.write_text(text.replace(_L4, "my GPU"))
+    linear.write_text("b,n,k,fw (us),bw\n64,64,64,12.5,20\n64,64,128,0.5,0.4\n")
+    code, output = imported(str(linear), "--mapping", str(mapping), "-o", str(tmp_path / "out"))
+    assert code == 0, output
+    (dropped,) = read_records(tmp_path / "out", DROPPED_FILE, DroppedRow)
+    assert "`fw (us)` is 12.5 times the peak: the unit or the peak is wrong" in dropped.why
+
+
 def test_a_stage_not_timed_to_its_end_is_left_out(tmp_path: Path) -> None:
     linear, _, mapping = write_tables(tmp_path)
     # Backward is of its launch in all rows: the first one is small enough to be possible.
