@@ -8,6 +8,7 @@ from typing import NamedTuple, Protocol
 
 from paradl_bench.core.units import counted
 from paradl_bench.records.hosts.host_load import ON_BUSY_HOST
+from predict.costs.compute.host_dispatch import HOST_BOUND
 from predict.costs.compute.unmeasured_costs import TAKEN_AS_NONE
 
 _MOST_TOPICS = 5
@@ -26,13 +27,16 @@ _TOPICS = (
     ("unmeasured layers", re.compile(r"roofline|operation of the kind|regress|by FLOPs|other models|not measured")),
 )
 """A word for each kind of remark, and what tells it; a group's number stands behind the word."""
-_WHOSE = (
+_BESIDE_PUBLISHED = (
     ("regressed", "fitted to your own measurements"),
     ("published", "published by others"),
     ("data_sheet", "of data sheets"),
-    ("scaled_by_roofline", "scaled to another device"),
+    ("scaled", "scaled beyond these"),
 )
-"""Sources beside what was measured, in words; one's own fits are told apart where others' stand beside them."""
+_WHOSE = (("stated", "assumed or stated"), ("scaled_by_roofline", "scaled to another device"))
+"""Sources beside what was measured, in words; those of a profile that others' measurements made come first."""
+_TOLD_SHARE = 0.005
+"""A smaller share is no percent, and is left out."""
 
 
 class Predicted(Protocol):
@@ -90,9 +94,12 @@ def confidence_in(rows: Sequence[tuple[str, Predicted]], *, option: str = "--why
     remarks = tuple(text + (f" ({', '.join(names)})" if len(names) < every else "") for text, names in told.items())
     of = " of layers" if any(TAKEN_AS_NONE in line for _, row in rows for line in row.extrapolated) else ""
     parts = [f"{_shares(rows, 'measured')}{of} measured"]
-    others = any(row.sources.get("published") for _, row in rows)
-    for source, words in _WHOSE if others else _WHOSE[1:]:
-        parts += [f"{_shares(rows, source)} {words}"] if any(row.sources.get(source) for _, row in rows) else []
+    published = any(row.sources.get("published") or row.sources.get("data_sheet") for _, row in rows)
+    for source, words in (*(_BESIDE_PUBLISHED if published else ()), *_WHOSE):
+        if any(row.sources.get(source, 0.0) >= _TOLD_SHARE for _, row in rows):
+            parts.append(f"{_shares(rows, source)} {words}")
+    bound = [text for text in remarks if HOST_BOUND in text]
+    parts += [text[text.index(HOST_BOUND) :] for text in bound]
     busy = any(note.startswith(ON_BUSY_HOST) for _, row in rows for note in row.notes)
     parts += ["measurements on a busy host"] if busy else []
     beyond = topics(line for _, row in rows for line in row.extrapolated)

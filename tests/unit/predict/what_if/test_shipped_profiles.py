@@ -83,6 +83,17 @@ def test_answers_say_whose_seconds_they_are(predict: Caller) -> None:
     assert "by the data sheet" in done.out
 
 
+def test_a_host_that_bounds_is_said_without_asking(predict: Caller) -> None:
+    options = ("--from-profile", "h100-sxm", "--model", "gpt2", "--strategy", "serial", "--dtype", "bf16")
+    done = predict.bare(*options, "--batch", "1,64")
+    (line,) = (line for line in done.out.splitlines() if "% measured; " in line)
+    assert (
+        "% assumed or stated; host-bound: kernels wait for their dispatch; larger micro-batches or CUDA graphs" in line
+    )
+    assert "would help (serial on batch 1); " in line
+    assert "host-bound" not in predict.bare(*options, "--batch", "64").out
+
+
 def test_a_batch_left_out_is_as_many_samples_as_ranks(predict: Caller) -> None:
     options = ("--from-profile", "h100-sxm", "--model", "gpt2")
     done = predict.bare(*options, "--strategy", "data", "--ranks", "8:32:x2", "--json")
