@@ -11,7 +11,9 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from gpu_cases import PRECISIONS, RAW, SHARDS, Case, chosen, seconds_so_far, timed
+from gpu_operators import operator_lines, operators_beside
 
+from paradl_bench.core.errors import UserError
 from paradl_bench.core.files.storage import write_text_atomically
 from paradl_bench.measure.layers.summary import closures
 from paradl_bench.records.measurement import is_complete
@@ -70,8 +72,17 @@ def analyse(options: argparse.Namespace) -> list[str]:
         failed += [f"regressors: exit code {code}"] if code else []
     else:
         failed.append("kernels: not complete")
-    write_summary(options.output, rows, failed)
+    operators = [each for path in kernels for each in _operators(path, options.published, failed)]
+    write_summary(options.output, rows, failed, operator_lines(operators, options.published))
     return failed
+
+
+def _operators(kernels: Path, published: str, failed: list[str]) -> list[dict[str, Any]]:
+    try:
+        return operators_beside(kernels, published)
+    except UserError as error:
+        failed.append(f"operators: {error}")
+        return []
 
 
 def predicted(own: Sequence[Measured], profile: str, fit: list[str] | None, failed: list[str]) -> dict[str, Any]:
@@ -125,8 +136,8 @@ def errors_of(rows: list[dict[str, Any]]) -> list[str]:
     return lines
 
 
-def write_summary(output: Path, rows: list[dict[str, Any]], failed: list[str]) -> None:
-    """``summary.json``, and ``summary.md`` for a reader."""
+def write_summary(output: Path, rows: list[dict[str, Any]], failed: list[str], operators: Sequence[str] = ()) -> None:
+    """``summary.json``, and ``summary.md`` for a reader, with the lines of ``operators`` behind the runs."""
     spent = seconds_so_far(output)
     output.mkdir(parents=True, exist_ok=True)
     found = {"networks": rows, "gpu_seconds": spent, "failed": failed}
@@ -135,7 +146,7 @@ def write_summary(output: Path, rows: list[dict[str, Any]], failed: list[str]) -
     lines = [f"| network | dtype | batch | {' | '.join(names)} | memory error |"]
     lines.append("| --- | --- | ---: " + "| ---: " * (len(names) + 1) + "|")
     lines += [f"| {' | '.join(cells(row))} |" for row in rows]
-    lines += errors_of(rows) if rows else []
+    lines += [*(errors_of(rows) if rows else []), *operators]
     layers_s = sum(seconds for name, seconds in spent.items() if "/layers-" in name)
     lines += [
         "",

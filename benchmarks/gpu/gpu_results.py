@@ -11,7 +11,8 @@ short goes on; what fails is told at the end, and keeps nothing else from being 
 
 The second needs none: it fits a profile a network, validates the runs, holds regressors against kernels that they have
 not seen, and writes `summary.md` and `summary.json`: closure, iterations, memory, seconds of GPU. It predicts every run
-by three more profiles: of the other networks alone, with the kernels, and by published kernels (``--published``).
+by three more profiles: of the other networks alone, with the kernels, and by published kernels (``--published``). It
+holds the sweep's kernels against published ones as well.
 
 Measurements lie below raw/, all else beside it is small. Ends with code 3 without a GPU, and where something failed;
 ``--device cpu`` rehearses all but nccl-tests on small networks, which takes some minutes.

@@ -10,15 +10,23 @@ from types import SimpleNamespace
 from unittest import mock
 
 import click
+import msgspec
 import pytest
 
 sys.path.insert(0, str(Path(__file__).parents[3] / "benchmarks" / "gpu"))
 
 import gpu_analysis
+import gpu_operators
 import gpu_results
 from synthetic_measurements import write_collectives
 
+from calibrate.profile.profile import read_profile
 from paradl_bench.cli import group
+from paradl_bench.network.kernel import KernelSamples
+from paradl_bench.network.kinds.kernel_shape import kernel_shape, layer_of_sizes
+from predict.costs.compute.kernel_costs import KernelCosts
+
+LINEAR = {"batch": 4096, "in_features": 2048, "out_features": 2048, "bias": 0}
 
 
 def options(tmp_path: Path, **changes: object) -> Namespace:
@@ -28,6 +36,7 @@ def options(tmp_path: Path, **changes: object) -> Namespace:
         "kernel_budget": "4m",
         "minutes": 9.0,
         "nccl_tests": None,
+        "published": "h100-sxm",
         "output": tmp_path,
     }
     return Namespace(**given | changes)
@@ -88,6 +97,26 @@ def test_the_summary_holds_closure_time_memory_and_missing_results(tmp_path: Pat
     assert "| own layers | 1 | 10.0% | 10.0% | 1 |\n| other networks | 1 | 25.0% | 25.0% | 0 |\n" in text
     assert "Layers took 1.5 minutes of the device, all measurements 2.0." in text
     assert text.endswith("- kernels: not complete\n")
+
+
+def test_own_kernels_stand_beside_published_ones(tmp_path: Path) -> None:
+    """Kernels that take twice what a shipped regressor says are one half, of each kind, stage and dtype."""
+    shape = kernel_shape(layer_of_sizes("linear", LINEAR, {"function": "linear"}).layer, "FW", 4096, "fp32")
+    assert shape
+    answer = KernelCosts(read_profile("h100-sxm").kernel_models, "fp32").of_shape(shape)
+    assert answer
+    samples = KernelSamples(
+        shape=shape, dtype="fp32", block=0, samples_s=(2 * answer.seconds,) * 3, calls_per_sample=1, reference_s=()
+    )
+    far = msgspec.structs.replace(samples, shape=msgspec.structs.replace(shape, kind="conv"))
+    with mock.patch.object(gpu_operators, "read_records", return_value=[samples, far]):
+        (row,) = gpu_operators.operators_beside(tmp_path, "h100-sxm")
+    assert (row["kernels"], row["answered"], row["median"]) == (1, 1, pytest.approx(0.5))
+    lines = gpu_operators.operator_lines([row], "h100-sxm")
+    gpu_analysis.write_summary(tmp_path, [], [], lines)
+    text = (tmp_path / "summary.md").read_text()
+    assert "| linear | FW | fp32 | 1 | 1 | 0.50 | 0.50 to 0.50 |" in text
+    assert gpu_operators.operator_lines([], "h100-sxm") == []
 
 
 def test_nothing_is_said_to_be_analysed_that_was_not_measured(tmp_path: Path) -> None:
