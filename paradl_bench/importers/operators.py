@@ -78,7 +78,7 @@ def _read(log: LogFile, options: ImportOptions) -> Imported:
         taken = ", ".join(dict.fromkeys(table.table.files for table in mapping.tables))
         raise NotOfFormat(f"mapping {mapping.path} does not read a file of the name {log.path}; it reads {taken}")
     file = _File(log=log, options=options, mapping=mapping)
-    is_json = log.text.lstrip()[:1] in _JSON_BEGINS
+    is_json, rows = log.text.lstrip()[:1] in _JSON_BEGINS, 0
     if is_json:
         file.document = json_document(log)
     for (entry, separator), tables in grouped(fitting, _source_of).items():
@@ -90,6 +90,10 @@ def _read(log: LogFile, options: ImportOptions) -> Imported:
                 _check_columns(file, table, table.when)
         for row in json_rows(file.document, entry, log.path) if is_json else csv_rows(log, separator):
             _take(file, tables, row)
+            rows += 1
+    if not rows:
+        below = "" if is_json else f" below its header: {', '.join(file.columns)[:80]}"
+        raise NotOfFormat(f"{log.path} holds no rows{below}")
     return _finished(file)
 
 

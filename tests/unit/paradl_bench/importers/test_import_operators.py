@@ -237,6 +237,14 @@ def test_rows_of_no_kernel_are_dropped_with_the_reason(tmp_path: Path, row: str,
     assert (dropped.line, len(kernels(out))) == (3, 2)
 
 
+def test_a_file_without_rows_says_what_its_header_is(tmp_path: Path) -> None:
+    linear, _, mapping = write_tables(tmp_path)
+    linear.write_text("b,n,k,fw (us),bw\n")
+    code, output = imported(str(linear), "--mapping", str(mapping), "-o", str(tmp_path / "out"))
+    assert code == 2
+    assert "toy_linear.csv holds no rows below its header: b, n, k, fw (us), bw" in output
+
+
 def test_a_share_of_several_peaks_is_in_another_unit(tmp_path: Path) -> None:
     """Times in microseconds that a mapping calls shares, on a device that no catalogue has."""
     linear, _, mapping = write_tables(tmp_path)
