@@ -24,11 +24,16 @@ class Answers:
     def once(self, key: Hashable, find: Callable[[], T]) -> T:
         """The answer; ``key`` says all that it depends on, beside what the answers belong to."""
         if key not in self._by_key:
+            # What will go makes room first: an answer may take gigabytes.
+            self._keep((self._most or 1) - 1)
             self._by_key[key] = find()
-            if self._most is not None and len(self._by_key) > self._most:
-                del self._by_key[next(iter(self._by_key))]
+            self._keep(self._most or 1)
         answer: T = self._by_key[key]  # type: ignore[assignment]
         return answer
+
+    def _keep(self, most: int) -> None:
+        while self._most is not None and len(self._by_key) > most:
+            del self._by_key[next(iter(self._by_key))]
 
 
 class Same(Generic[T]):

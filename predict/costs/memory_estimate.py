@@ -52,6 +52,9 @@ class Plans:
         """
         key = strategy, settings
         known = self._made.pop(key, None)
+        # Plans of millions of tasks make room for the next one before it is made.
+        while known is None and self._made and self._tasks > _KEPT_TASKS:
+            del self._made[next(iter(self._made))]
         made = planner_for(strategy).plan(self.network, strategy, settings) if known is None else known
         self._made[key] = made
         while known is None and len(self._made) > 1 and (len(self._made) > _KEPT or self._tasks > _KEPT_TASKS):

@@ -36,8 +36,8 @@ def _numbers_in(values: Ints) -> list[int]:
 def works_with_all_reduce(plan: Plan) -> NDArray[np.bool_]:
     """Per work, whether it is communication for layers of a plan whose gradients are all-reduced beside backward.
 
-    Such a one is waited for where it stands, on the thread that computes, in a group of its own. Not of ZeRO, whose
-    exchange is no all-reduce.
+    Such a one is waited for where it stands, on the thread that computes, in a group of its own. So is what a stage
+    sends, for which another one waits. Not of ZeRO, whose exchange is no all-reduce.
     """
     sharded = zero_stage(plan.strategy) > 0
     if not _all_reduces_of_gradients(plan) or sharded:
@@ -45,10 +45,13 @@ def works_with_all_reduce(plan: Plan) -> NDArray[np.bool_]:
     return np.array([_is_blocking(plan, index) for index in range(len(plan.works))], bool)
 
 
-def _is_blocking(plan: Plan, work: int) -> bool:
-    if not (plan.works[work].is_of_layer and plan.works[work].meets):
+def _is_blocking(plan: Plan, number: int) -> bool:
+    work = plan.works[number]
+    if isinstance(work, Transfer):
+        return work.direction == "send" and work.to < 0
+    if not (work.is_of_layer and work.meets):
         return False
-    phases = {phase for role in plan.roles for phase in _numbers_in(role.phase[role.work == work])}
+    phases = {phase for role in plan.roles for phase in _numbers_in(role.phase[role.work == number])}
     return phases <= {int(Phase.FW), int(Phase.BW)}
 
 

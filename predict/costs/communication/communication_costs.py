@@ -30,7 +30,7 @@ from paradl_bench.records.cluster import Cluster, Level
 from predict.costs.communication.backends import DEFAULT_BACKENDS, choose_backend
 from predict.costs.communication.collective_times import CollectiveTimes, beyond_remarks, published_remarks, times_on
 from predict.costs.communication.contention_costs import ContentionCosts, Sharing
-from predict.costs.communication.context_costs import ContextCosts, Slowdown, Wanted, between_them
+from predict.costs.communication.context_costs import ContextCosts, Slowdown, Wanted, assumed_beside, between_them
 from predict.costs.communication.context_costs import error_modes as context_modes
 from predict.costs.communication.hops import span_of_hop
 from predict.costs.hardware.what_if_hardware import AS_MEASURED, Hardware, changed_fit, changed_level
@@ -122,7 +122,7 @@ class CommunicationCosts:
         work, remarks = self._measurable(work)
         level, more = self.level(work, strategy, call.span)
         per_node = self._ranks_per_node(work, strategy)
-        sharing = self.contention.sharing(asked, level, strategy, call.taking_part)
+        sharing = self.contention.sharing(asked, level, strategy, per_node, call.taking_part)
         # Strategies differ in much that no single call knows of.
         asked_of = asked.operation, work.ranks, work.message_bytes, work.scope != "group"
         key = asked_of, level, more, per_node, sharing, call.after_compute
@@ -353,14 +353,13 @@ class CommunicationCosts:
     def with_all_reduce(
         self, work: Collective, beside: Collective, strategy: Strategy, idle_s: float
     ) -> tuple[tuple[float, float] | None, tuple[Remark, ...]]:
-        """How many times longer a call takes while an all-reduce is in flight, and the deviation of that.
-
-        None where it queues behind the all-reduce, as it is taken to where that was not measured.
-        """
+        """How many times longer a call takes beside an all-reduce, and the deviation of that; None where it queues."""
         level, spanned = (self.level(collective, strategy)[0].name for collective in (work, beside))
         wanted = Wanted("with-all-reduce", work.operation, level, spanned, ranks_along(strategy, work.axes))
         entry, remarks = self._contexts.likest(wanted)
-        return (None if entry is None or entry.waits else entry.slowdown(idle_s)), remarks
+        if entry is None:
+            return assumed_beside(shares_links=level == spanned), remarks
+        return (None if entry.waits else entry.slowdown(idle_s)), remarks
 
     def _measurable(self, work: Collective) -> tuple[Collective, tuple[Remark, ...]]:
         """The collective whose measurements price this one: a reduce that was not measured goes as a broadcast.

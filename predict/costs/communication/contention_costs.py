@@ -30,9 +30,20 @@ class Sharing(NamedTuple):
 
 ALONE = Sharing(1.0, 0.0, ())
 
+_THROUGH_NEIGHBOURS = ("all_gather", "all_reduce", "broadcast", "reduce", "reduce_scatter")
+"""Collectives that pass from rank to rank. One link of all of a node's carries each of the parts between two nodes."""
+_ASSUMED_SD = 0.10
+"""Of an assumed phi, relative. It lies so far from those measured, on nodes of 8 H100 and of 4 A100 of public tables,
+and on emulated nodes (``benchmarks/published/groups_at_once.py``)."""
+
 
 class ContentionCosts:
-    """phi from a cluster that a person gave, else from the profile, else 1 with a remark."""
+    """phi from a cluster that a person gave, else from the profile, else assumed, with a remark.
+
+    Sweeps between nodes use whole nodes, and so all links of a node. A group of fewer ranks a node has its ranks' share
+    of these: phi is assumed to be the inverse of that. It is 1 inside of a node, for what each rank sends to others
+    directly, and on links that a person states.
+    """
 
     def __init__(self, contexts: ContextCosts, cluster: Cluster, *, given: bool) -> None:
         self._contexts = contexts
@@ -40,30 +51,44 @@ class ContentionCosts:
         self._given = given
         self._groups: dict[tuple[object, ...], int] = {}
 
-    def sharing(self, work: Collective, level: Level, strategy: Strategy, taking_part: float = 1.0) -> Sharing:
+    def sharing(
+        self, work: Collective, level: Level, strategy: Strategy, per_node: int, taking_part: float = 1.0
+    ) -> Sharing:
         """phi of a collective that such a share of the ranks calls: of several leaders a node, they alone do."""
         groups = max(1.0, self.groups_at_once(work, level, strategy) * taking_part)
-        return self.of_groups(work, level, groups)
+        return self.of_groups(work, level, groups, per_node)
 
-    def of_groups(self, work: Collective, level: Level, groups: float) -> Sharing:
-        """phi of a collective that so many groups run at once over the links of one unit of the cluster."""
+    def of_groups(self, work: Collective, level: Level, groups: float, per_node: int) -> Sharing:
+        """phi of a collective that so many groups run at once over the links of one unit of the cluster.
+
+        Args:
+            per_node: ranks of a group that share a node.
+        """
         if level.contention is not None and (self._given or level.contention > 1):
             return Sharing(level.contention, 0.0, ())
+        entry, remarks = self._contexts.likest(Wanted("groups", work.operation, level.name))
+        if entry is None:
+            return self._assumed(work, level, groups, per_node)
         if groups <= 1:
             return ALONE
         count = f"{round(groups)} groups"
-        entry, remarks = self._contexts.likest(Wanted("groups", work.operation, level.name))
-        if entry is None:
-            measure = f"{measure_with(f'groups={math.ceil(groups)}')} --ranks {work.ranks}"
-            text = (
-                f"{count} at once over level {level.name!r}: contention was not measured and is taken as 1: {measure}"
-            )
-            return Sharing(1.0, 0.0, (Remark(text, True),))
         entries = self._contexts.of_other_groups(entry)
         most = max(other.groups for other in entries)
         if groups > most:
             remarks += (Remark(f"contention of {count}, beyond the {most} that were measured at once", True),)
         return Sharing(*contention_of(entries, groups), remarks)
+
+    def _assumed(self, work: Collective, level: Level, groups: float, per_node: int) -> Sharing:
+        stated = level.alpha_s is not None and level.beta_s_per_byte is not None
+        between_nodes = level.name != self._cluster.levels[0].name
+        shares = between_nodes and not stated and work.operation in _THROUGH_NEIGHBOURS
+        factor = self._cluster.ranks_per_node / per_node if shares else 1.0
+        if max(groups, factor) <= 1:
+            return ALONE
+        measure = f"{measure_with(f'groups={math.ceil(max(groups, factor))}')} --ranks {work.ranks}"
+        taken = f"contention was not measured and is taken as {factor:.3g}: {measure}"
+        text = f"{round(groups)} groups at once over level {level.name!r}: {taken}"
+        return Sharing(factor, _ASSUMED_SD * factor if factor > 1 else 0.0, (Remark(text, True),))
 
     def groups_at_once(self, work: Collective, level: Level, strategy: Strategy) -> int:
         """Groups of ranks that run such a collective at once over the links of one unit of the cluster."""

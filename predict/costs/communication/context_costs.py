@@ -16,6 +16,7 @@ from calibrate.profile.collectives.communication_residuals import SizeRatios
 from calibrate.profile.collectives.communication_time import outside
 from calibrate.profile.collectives.contexts import InContext
 from calibrate.profile.profile import Profile
+from paradl_bench.core.statistics import Z90
 from paradl_bench.records.contexts.context import Context
 from predict.costs.sourced import Remark
 
@@ -25,9 +26,19 @@ and MI250 in "Characterizing Compute-Communication Overlap in GPU-Accelerated Di
 (arXiv:2507.03114, abstract; 1.4 at most). That is of all compute, whatever part had communication beside it, so the
 least that it can be while both are under way. What it costs collectives is not told."""
 
+
+def assumed_beside(*, shares_links: bool) -> tuple[float, float]:
+    """How many times longer a call takes beside an all-reduce where nobody measured it, and the deviation of that.
+
+    Libraries keep groups apart: NCCL in streams, gloo in threads. So both go on, and share the links if they use the
+    same: twice as long, else as long as alone. It may be that much more or less.
+    """
+    return (2.0 if shares_links else 1.0), 1 / Z90
+
+
 _UNMEASURED: dict[Context, str] = {
     "after-compute": "collectives that wait for compute: the added time was not measured",
-    "with-all-reduce": "blocking calls beside all-reduces were not measured: they are taken to queue behind those",
+    "with-all-reduce": "calls beside all-reduces were not measured: they are taken to go on, and to share links",
 }
 
 

@@ -6,6 +6,7 @@ import math
 
 from paradl_bench.plan.strategy import Strategy
 from paradl_bench.plan.works.communication import Collective, HaloExchange, Transfer
+from predict.costs.communication.backends import DEFAULT_BACKENDS
 from predict.costs.kinds.kind_costs import KindCosts, KnownCosts, WorkContext
 from predict.costs.spread.assembly import Priced
 
@@ -23,7 +24,11 @@ def _price(work: Transfer, known: KnownCosts, context: WorkContext) -> Priced:
     message = Collective(operation="send_recv", message_bytes=sum(sent), ranks=2, axes=work.axes)
     slowdown, remarks = known.communication.with_compute(message, strategy, message_cost.cost.seconds, span)
     cost = message_cost.cost._replace(remarks=(*message_cost.cost.remarks, *remarks))
-    return Priced(cost, context.occurrences, work, True, message_cost.modes, slowdown[:2], slowdown[2:4])
+    priced = Priced(cost, context.occurrences, work, True, message_cost.modes, slowdown[:2], slowdown[2:4])
+    if context.call.beside is None:
+        return priced
+    # NCCL keeps groups apart in streams. Over gloo, messages and gradients wait for each other (docs/model/plans.md).
+    return priced._replace(blocking=known.communication.backend == DEFAULT_BACKENDS["cuda"])
 
 
 def _span(work: Transfer, known: KnownCosts, strategy: Strategy) -> int:

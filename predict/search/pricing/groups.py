@@ -43,7 +43,7 @@ class GroupCosts:
     def __init__(self, communication: CommunicationCosts) -> None:
         self._communication = communication
         self.found = Answers()
-        self._fits: dict[tuple[str, str, int], int] = {}
+        self._fits: dict[tuple[str, str, int, int], int] = {}
         self._times: list[CollectiveTimes] = []
         # The first link is that of a rank by itself, which sends nothing.
         self._links: dict[tuple[int, int, int], int] = {(-1, 1, 1): 0}
@@ -75,7 +75,7 @@ class GroupCosts:
             return 0
         ranks = 2 if operation == "send_recv" else group.ranks
         per_node = max(1, min(ranks, self._communication.cluster.ranks_per_node // group.stride))
-        return self._links.setdefault((self._fit(operation, group), ranks, per_node), len(self._links))
+        return self._links.setdefault((self._fit(operation, group, per_node), ranks, per_node), len(self._links))
 
     def links_of_hops(self, group: Group, ranks: int) -> tuple[int, ...]:
         """Of messages from each place of a pipeline to the next, and from the last to the first; ``ranks`` in all."""
@@ -100,16 +100,16 @@ class GroupCosts:
             self._columns = np.array(list(self._links), np.int64).T
         return self._columns
 
-    def _fit(self, operation: str, group: Group) -> int:
+    def _fit(self, operation: str, group: Group, per_node: int) -> int:
         levels = self._communication.cluster.levels
         level = self._communication.level_of_span(group.span)
         unit = levels[max(levels.index(level) - 1, 0)].ranks
         crossing = group.span >= unit
         at_once = min(unit, group.others) if crossing else -(-unit * group.others // group.span)
-        key = operation, level.name, at_once
+        key = operation, level.name, at_once, per_node
         if key not in self._fits:
             work = Collective(operation=operation, message_bytes=1, ranks=2)
-            phi = self._communication.contention.of_groups(work, level, at_once).factor
+            phi = self._communication.contention.of_groups(work, level, at_once, per_node).factor
             times = self._communication.times(operation, level, phi)
             # Of groups that as many others hinder as little, the fit is the same.
             if times not in self._times:

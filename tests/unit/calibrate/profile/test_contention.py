@@ -196,9 +196,45 @@ def test_segments_leave_a_node_together_and_leaders_alone() -> None:
     level, _ = found.level(work, parsed)
     assert found.contention.groups_at_once(work, level, parsed) == 4
     measured = costs(NODES, [entry(2.5, 4, level="system")])
-    assert measured.contention.sharing(work, level, parsed).factor == 2.5
-    assert measured.contention.sharing(work, level, parsed, taking_part=0.25).factor == 1
-    assert measured.contention.sharing(work, level, parsed, taking_part=0.5).factor == pytest.approx(1.5)
+    assert measured.contention.sharing(work, level, parsed, 1).factor == 2.5
+    assert measured.contention.sharing(work, level, parsed, 1, taking_part=0.25).factor == 1
+    assert measured.contention.sharing(work, level, parsed, 1, taking_part=0.5).factor == pytest.approx(1.5)
+
+
+@pytest.mark.parametrize(
+    ("operation", "strategy", "axes", "phi"),
+    [
+        ("all_reduce", "d4f4", (0,), 4.0),
+        ("reduce_scatter", "d4s2f2", (0,), 4.0),
+        ("all_gather", "d4f2s2", (0, 1), 2.0),
+        # Whole nodes have all of their links, and a group inside of a node needs none between nodes.
+        ("all_reduce", "d16", (0,), 1.0),
+        ("all_reduce", "d4f4", (1,), 1.0),
+        # What each rank sends to others directly passes no other one of its node.
+        ("send_recv", "d4f4", (0,), 1.0),
+        ("all_to_all", "d4f4", (0,), 1.0),
+        # Stages take turns, but a rank alone has its share of the links at any time.
+        ("all_gather", "f4p4", (0,), 4.0),
+    ],
+)
+def test_a_group_has_its_share_of_unmeasured_links(
+    operation: str, strategy: str, axes: tuple[int, ...], phi: float
+) -> None:
+    parsed, found = parse_strategy(strategy), costs(NODES)
+    work = Collective(operation=operation, message_bytes=1 << 20, ranks=4, axes=axes)
+    level, _ = found.level(work, parsed)
+    sharing = found.contention.sharing(work, level, parsed, found._ranks_per_node(work, parsed))
+    assert sharing.factor == phi
+    assert sharing.factor_sd == pytest.approx(0.1 * phi if phi > 1 else 0.0)
+    if phi > 1:
+        assert any(f"contention was not measured and is taken as {phi:g}" in each.text for each in sharing.remarks)
+
+
+def test_links_that_a_person_states_are_a_groups_own() -> None:
+    stated = (NODES[0], msgspec.structs.replace(NODES[1], alpha_s=1e-5, beta_s_per_byte=1e-9))
+    work = Collective(operation="all_reduce", message_bytes=1 << 20, ranks=4, axes=(0,))
+    parsed, found = parse_strategy("d4f4"), costs(NODES, given=stated)
+    assert found.contention.sharing(work, found.level(work, parsed)[0], parsed, 1).factor == 1
 
 
 def test_phi_multiplies_beta_and_not_alpha() -> None:
@@ -224,7 +260,7 @@ def test_a_cluster_file_wins() -> None:
 def test_more_groups_than_measured_and_other_operations_are_flagged() -> None:
     work = Collective(operation="broadcast", message_bytes=1 << 20, ranks=2, axes=(0,))
     found = costs((Level(name="node", ranks=8),), [entry(2.0)]).contention
-    sharing = found.sharing(work, Level(name="node", ranks=8), parse_strategy("d2f4"))
+    sharing = found.sharing(work, Level(name="node", ranks=8), parse_strategy("d2f4"), 2)
     assert sharing.factor == 4
     assert [remark.text for remark in sharing.remarks] == [
         "broadcast at level 'node' groups at once: as all_reduce at level 'node' groups at once",

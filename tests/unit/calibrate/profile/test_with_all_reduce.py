@@ -205,8 +205,8 @@ def predicted(strategy: str, *entries: InContext, dilate: float | None = None) -
         ("f2", set()),
         ("d2", set()),
         ("p2", set()),
-        ("d2p2", set()),
-        ("d2p2f2", {"all_gather", "all_reduce"}),
+        ("d2p2", {"Transfer"}),
+        ("d2p2f2", {"all_gather", "all_reduce", "Transfer"}),
         ("p2f2", set()),
         ("z3d2", set()),
     ],
@@ -236,9 +236,15 @@ def test_only_halos_take_longer_beside_a_slower_all_reduce() -> None:
         assert predicted(strategy, measured()).iteration_s == predicted(strategy).iteration_s
 
 
-def test_without_a_measurement_and_where_calls_wait_they_queue() -> None:
+def test_calls_that_were_measured_to_wait_queue_and_others_go_on() -> None:
     plain = predicted("s2")
-    assert predicted("s2", measured(waiting=0.9)).iteration_s == plain.iteration_s
+    assert predicted("s2", measured(waiting=0.9)).iteration_s > plain.iteration_s
+    # On the links of the all-reduce, they have half of these.
+    alone_s, factor = (
+        predicted("s2", measured(added_s=0.0, factor=1.0)).iteration_s,
+        predicted("s2", measured(added_s=0.0, factor=2.0)),
+    )
+    assert alone_s < plain.iteration_s == pytest.approx(factor.iteration_s)
     assert any("--contexts with-all-reduce" in line for line in plain.provenance.extrapolated)
     assert not any(
         "beside" in line and "--contexts with-all-reduce" in line
