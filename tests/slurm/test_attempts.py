@@ -19,14 +19,14 @@ from paradl_bench.slurm.jobs.site import Rates, Site
 from paradl_bench.slurm.starts import ASSUMED, Start, start_of
 
 SITE = Site(device="cpu", ranks_per_node=2)
-MARK = "layers-resnet18-r1"
+MARK = "layers-vgg11-r1"
 
 
 @pytest.fixture
 def chain(tmp_path: Path) -> Path:
     """A calibration's folder, as the command writes it."""
     (tmp_path / "site.yaml").write_text("device: cpu\nranks_per_node: 2\n")
-    words = ("--nodes", "1,2", "--models", "resnet18", "--input-shape", "3x32x32", "-o", "out")
+    words = ("--nodes", "1,2", "--models", "vgg11", "--input-shape", "3x32x32", "-o", "out")
     done = run_in_process(tmp_path, "slurm", "--site", "site.yaml", *words)
     assert done.returncode == 0, done.stderr
     return tmp_path / "out"
@@ -61,7 +61,7 @@ def test_scripts_note_every_attempt_and_killed_ones_have_no_end(chain: Path) -> 
     assert [(each.job, each.seconds is None) for each in attempts] == [("7", True), ("7", False), ("8", False)]
     assert json.loads((chain / f"state/{MARK}.json").read_text())["exit_code"] == 0
     # The second command of the job was begun by the second attempt only.
-    assert [each.job for each in read_attempts(chain, "layers-resnet18-r2")] == ["7", "8"]
+    assert [each.job for each in read_attempts(chain, "layers-vgg11-r2")] == ["7", "8"]
     text = run_in_process(chain.parent, "slurm-status", "out").stdout
     # Three more were at looking what the node has.
     assert ", in 8 attempts at its commands; " in text
@@ -76,7 +76,7 @@ def test_a_full_disk_stops_no_command_and_is_reported(chain: Path) -> None:
     said = f"{MARK}: what becomes of it can't be noted in {chain}/state (a full disk?): submit again to go on\n"
     assert done.stdout.count(said) == 2
     assert not (chain / f"state/{MARK}.json").exists()
-    assert json.loads((chain / "state/layers-resnet18-r2.json").read_text())["exit_code"] == 0
+    assert json.loads((chain / "state/layers-vgg11-r2.json").read_text())["exit_code"] == 0
 
 
 def test_all_attempts_are_spent_and_torn_notes_are_passed_over(chain: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -107,7 +107,7 @@ def test_start_cost_is_stated_else_recorded_else_assumed(chain: Path) -> None:
     seconds, source = start_of(SITE, chain, 6.5)
     assert seconds == 26.5
     assert "torch took 6.5 s to load here, and 20 s more are assumed" in source
-    for mark, opened in ((MARK, 41), ("layers-resnet18-r2", 45)):
+    for mark, opened in ((MARK, 41), ("layers-vgg11-r2", 45)):
         (chain / f"state/{mark}.attempts").write_bytes(
             line("7", None, utc="2026-01-01T00:00:00Z") + line("7", 0, 100, utc="2026-01-01T00:01:40Z")
         )
@@ -118,12 +118,12 @@ def test_start_cost_is_stated_else_recorded_else_assumed(chain: Path) -> None:
     stated = msgspec.structs.replace(SITE, estimate=Rates(start_s=9))
     assert start_of(stated, chain, 6.5) == Start(9, "stated by the site file")
     # By hand, before the job: no start of the job's.
-    write_manifest(chain / "layers/resnet18-r2", manifest("2025-12-31T00:00:00Z"))
+    write_manifest(chain / "layers/vgg11-r2", manifest("2025-12-31T00:00:00Z"))
     assert start_of(SITE, chain, None) == Start(41.0, "median of one start recorded in out/state")
 
 
 def test_the_estimate_names_where_the_start_comes_from(chain: Path) -> None:
-    words = ("--nodes", "1,2", "--models", "resnet18", "--input-shape", "3x32x32", "-o", "out", "--dry-run")
+    words = ("--nodes", "1,2", "--models", "vgg11", "--input-shape", "3x32x32", "-o", "out", "--dry-run")
     shown = run_in_process(chain.parent, "slurm", "--site", "site.yaml", *words)
     said = re.search(r"([0-9.]+) s a start \((.*?)\)", shown.stderr.replace("\n", " "))
     assert said is not None

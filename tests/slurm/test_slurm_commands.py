@@ -29,7 +29,7 @@ from paradl_bench.slurm import submission
         ({"strategies": "d8"}, "takes 4 nodes of 2 ranks: add 4 to --nodes"),
         ({"strategies": "data+filter"}, "write the degrees of both"),
         ({"strategies": "q7"}, "strategy 'q7' does not parse"),
-        ({"models": "resnet18,,vgg16"}, "'' is not a model's name"),
+        ({"models": "vgg11,,vgg16"}, "'' is not a model's name"),
         ({"models": "resnet18x"}, "unknown model 'resnet18x'"),
         ({"output": "/dev/null/out"}, "cannot make the folder /dev/null/out"),
         ({"output": "a folder"}, "sbatch cannot take ' '"),
@@ -37,7 +37,7 @@ from paradl_bench.slurm import submission
 )
 def test_wrong_arguments_are_one_line(tmp_path: Path, changed: dict[str, str], message: str) -> None:
     (tmp_path / "site.yaml").write_text("device: cpu\nranks_per_node: 2\n")
-    given = {"nodes": "1,2", "models": "resnet18", "input-shape": "3x32x32", "output": "out"} | changed
+    given = {"nodes": "1,2", "models": "vgg11", "input-shape": "3x32x32", "output": "out"} | changed
     words = [word for name, value in given.items() for word in (f"--{name}", value)]
     done = run_in_process(tmp_path, "slurm", "--site", "site.yaml", *words)
     assert done.returncode == 2
@@ -46,21 +46,21 @@ def test_wrong_arguments_are_one_line(tmp_path: Path, changed: dict[str, str], m
     assert not (tmp_path / "out").exists()
 
 
-def plan(where: Path, *more: str, nodes: str = "1,2") -> subprocess.CompletedProcess[str]:
+def plan(where: Path, *more: str, nodes: str = "1,2", model: str = "vgg11") -> subprocess.CompletedProcess[str]:
     (where / "site.yaml").write_text("device: cpu\nranks_per_node: 2\nestimate: {start_s: 30}\n")
-    sample = ("--models", "resnet18", "--input-shape", "3x32x32")
+    sample = ("--models", model, "--input-shape", "3x32x32")
     return run_in_process(where, "slurm", "--site", "site.yaml", "--nodes", nodes, *sample, "-o", "out", *more)
 
 
 def test_a_dry_run_shows_minutes_and_writes_nothing(tmp_path: Path) -> None:
-    done = plan(tmp_path, "--dry-run")
+    done = plan(tmp_path, "--dry-run", model="resnet18")
     assert done.returncode == 0, done.stderr
     assert "node-minutes" in done.stdout
     assert len(done.stdout.splitlines()) < 60
     assert "scripts would be written to" in done.stderr
     assert "2e+10 FLOP/s a rank" in done.stderr
     assert list(tmp_path.iterdir()) == [tmp_path / "site.yaml"]
-    planned = json.loads(plan(tmp_path, "--dry-run", "--json").stdout)
+    planned = json.loads(plan(tmp_path, "--dry-run", "--json", model="resnet18").stdout)
     sweep = next(job for job in planned["jobs"] if job["name"] == "sweep-2")
     assert sweep["nodes"] == 2
     assert "alpha and beta of all_reduce" in sweep["adds"]
@@ -75,7 +75,7 @@ def test_edited_scripts_are_kept_and_others_follow_the_site_file(tmp_path: Path)
     edited = scripts_folder / "layers.sbatch"
     edited.write_text(edited.read_text().replace("--time=60", "--time=90"))
     (tmp_path / "site.yaml").write_text("device: cpu\nranks_per_node: 2\ntime_limits: {sweep: 2h}\n")
-    sample = ("--models", "resnet18", "--input-shape", "3x32x32", "--nodes", "1,2", "-o", "out")
+    sample = ("--models", "vgg11", "--input-shape", "3x32x32", "--nodes", "1,2", "-o", "out")
     again = run_in_process(tmp_path, "slurm", "--site", "site.yaml", *sample)
     assert again.returncode == 0
     assert "was edited by hand and is kept" in again.stderr
@@ -97,7 +97,7 @@ def test_a_status_without_any_job_names_all_that_is_missing(tmp_path: Path) -> N
     done = run_in_process(tmp_path, "slurm-status", "out", "--exit-code")
     assert done.returncode == 3
     assert "0 of 17 commands are done" in done.stdout
-    assert "| layers | layers/resnet18-r2 | not started |" in done.stdout
+    assert "| layers | layers/vgg11-r2 | not started |" in done.stdout
     assert "--submit" in done.stdout
     nothing = run_in_process(tmp_path, "slurm-status", "site.yaml")
     assert nothing.returncode == 2
@@ -106,12 +106,12 @@ def test_a_status_without_any_job_names_all_that_is_missing(tmp_path: Path) -> N
 
 def test_measurements_of_another_site_are_refused_once_they_have_begun(tmp_path: Path) -> None:
     assert plan(tmp_path).returncode == 0
-    sample = ("--models", "resnet18", "--input-shape", "3x32x32", "--nodes", "1,2", "-o", "out")
+    sample = ("--models", "vgg11", "--input-shape", "3x32x32", "--nodes", "1,2", "-o", "out")
     (tmp_path / "site.yaml").write_text("device: cpu\nranks_per_node: 4\n")
     # Nothing was measured: a mistake in the site file is mended.
     assert run_in_process(tmp_path, "slurm", "--site", "site.yaml", *sample).returncode == 0
     assert "--ntasks-per-node=4" in (tmp_path / "out/scripts/sweep-2.sbatch").read_text()
-    (tmp_path / "out/state/layers-resnet18-r1.json").touch()
+    (tmp_path / "out/state/layers-vgg11-r1.json").touch()
     for text, named in (
         ("ranks_per_node: 2\n", "ranks of a node 4, not 2"),
         ("ranks_per_node: 4\ncluster: other\n", "cluster none, not other"),
@@ -155,9 +155,9 @@ def test_the_summary_names_straggling_ranks_and_nodes(tmp_path: Path) -> None:
     assert "## Stragglers" not in run_in_process(tmp_path, "slurm-status", "out").stdout
     even, slow = [(0.1, 0.2, 0.0, 0.01)] * 20, [(0.1, 0.2, 0.0, 0.01)] * 8 + [(0.2, 0.4, 0.0, 0.02)] * 12
     network = make_network()
-    write_training_run(tmp_path / "out/runs/resnet18-d2", network, phases_s=[even, even])
+    write_training_run(tmp_path / "out/runs/vgg11-d2", network, phases_s=[even, even])
     run = write_training_run(
-        tmp_path / "out/runs/resnet18-d4", network, strategy="d4", ranks=4, phases_s=[even, even, slow, slow]
+        tmp_path / "out/runs/vgg11-d4", network, strategy="d4", ranks=4, phases_s=[even, even, slow, slow]
     )
     hosts = [RankHost(rank=rank, host=f"n{rank // 2}", attempt=1) for rank in range(4)]
     append_lines(run / "hosts.jsonl", hosts)
@@ -170,8 +170,8 @@ def test_the_summary_names_straggling_ranks_and_nodes(tmp_path: Path) -> None:
     text = run_in_process(tmp_path, "slurm-status", "out").stdout
     section = text.partition("## Stragglers and slow spells\n\n")[2].partition("\n\n")[0]
     assert "- all ranks kept pace in " in section
-    assert "runs/resnet18-d2" in section.splitlines()[0]
-    named = section.partition("- runs/resnet18-d4\n")[2].splitlines()[:3]
+    assert "runs/vgg11-d2" in section.splitlines()[0]
+    named = section.partition("- runs/vgg11-d4\n")[2].splitlines()[:3]
     assert named == [
         "  - its 2 nodes differ in CPU turbo: on on n0; off on n1",
         "  - node n1 is slow: its 2 ranks compute 2.00 times as long as their peers, in 60% of iterations",
@@ -180,19 +180,19 @@ def test_the_summary_names_straggling_ranks_and_nodes(tmp_path: Path) -> None:
     # What can't be read keeps no summary from being written.
     (run / "nodes.json").write_bytes(b"{")
     torn = run_in_process(tmp_path, "slurm-status", "out").stdout.partition("## Stragglers")[2]
-    assert "resnet18-d4" not in torn.partition("## Missing")[0]
+    assert "vgg11-d4" not in torn.partition("## Missing")[0]
 
 
 def test_what_the_script_noted_is_told_apart(tmp_path: Path) -> None:
     assert plan(tmp_path).returncode == 0
     note = {"seconds": 5, "nodes": 1, "node_list": "n1", "job": "9", "noted_utc": "2026-01-01T00:00:00Z"}
-    codes = {"layers-resnet18-r1": 3, "layers-resnet18-r2": None, "sweeps-gloo-1": 0, "sweeps-gloo-2": 143}
+    codes = {"layers-vgg11-r1": 3, "layers-vgg11-r2": None, "sweeps-gloo-1": 0, "sweeps-gloo-2": 143}
     for mark, code in codes.items():
         (tmp_path / f"out/state/{mark}.json").write_bytes(msgspec.json.encode({"exit_code": code} | note))
     text = run_in_process(tmp_path, "slurm-status", "out").stdout
     kept = "what it measured is kept"
-    assert f"layers/resnet18-r1 | failed with exit code 3 after 5 s (job 9 on n1); {kept} | logs/layers-9.out" in text
-    assert "layers/resnet18-r2 | begun and not ended (job 9 on n1)" in text
+    assert f"layers/vgg11-r1 | failed with exit code 3 after 5 s (job 9 on n1); {kept} | logs/layers-9.out" in text
+    assert "layers/vgg11-r2 | begun and not ended (job 9 on n1)" in text
     # By SIGTERM before it could say so itself, as while torch is loaded.
     assert "sweeps/gloo-2 | ended by SIGTERM after 5 s (job 9 on n1); what it measured is kept" in text
     # It ended well, and what it measured was taken away since.
