@@ -28,11 +28,18 @@ def rank_servers() -> Iterator[RankServers]:
     servers.close()
 
 
+@pytest.fixture(scope="module", autouse=True)
+def forked_ranks(rank_servers: RankServers) -> Iterator[None]:
+    """Ranks that a test, or a fixture of its module, launches have imported torch already."""
+    with rank_servers.in_use():
+        yield
+
+
 @pytest.fixture(autouse=True)
-def forked_ranks(request: pytest.FixtureRequest, rank_servers: RankServers) -> Iterator[None]:
-    """Ranks that this process launches have imported torch already, unless the test is marked own_interpreters."""
-    if request.node.get_closest_marker("own_interpreters"):
+def own_interpreters(request: pytest.FixtureRequest, rank_servers: RankServers) -> Iterator[None]:
+    """The ranks of a test that is marked so are started as a user's are."""
+    if not request.node.get_closest_marker("own_interpreters"):
         yield
         return
-    with rank_servers.in_use():
+    with rank_servers.out_of_use():
         yield

@@ -122,6 +122,12 @@ class RankServers:
         with mock.patch.object(launcher, "_start", self._start):
             yield
 
+    @contextlib.contextmanager
+    def out_of_use(self) -> Iterator[None]:
+        """Inside of that, ranks are started as a user's are."""
+        with mock.patch.object(launcher, "_start", _own_start):
+            yield
+
     def _start(
         self,
         command: Sequence[str],
