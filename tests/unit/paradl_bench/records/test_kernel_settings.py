@@ -12,7 +12,6 @@ from click.testing import CliRunner
 from in_process import run_in_process
 from profile_factory import layer_times, make_network, make_profile, model_times
 
-from calibrate.fitting.fit import fit_profile
 from calibrate.fitting.merging.merge import merge_profiles
 from calibrate.profile.profile import Profile, write_profile
 from calibrate.report.diff import compare
@@ -20,12 +19,8 @@ from paradl_bench.core.errors import UserError
 from paradl_bench.plan.settings import PlanSettings
 from paradl_bench.plan.strategy import parse_strategy
 from paradl_bench.records.kernel_settings import KernelSettings, choose_label, settings_of_label
-from paradl_bench.records.measurement import LAYERS_FILE, read_records
-from paradl_bench.records.samples import LayerSamples
-from paradl_bench.records.training.training_record import read_run
 from paradl_bench.strategies.passes.lower_precision import check_kernel_settings
 from predict.cli import group
-from predict.validation.validation import validate_runs
 
 LABEL = "channels_last"
 NET = """
@@ -182,25 +177,3 @@ def test_times_of_two_settings_are_not_held_against_each_other() -> None:
     assert compare(plain, plain).compared
     found = compare(plain, other)
     assert {group.group for group in found.groups} & {"layer_times", "model_times"} == set()
-
-
-def test_layers_and_runs_keep_their_memory_layout_through_validation(workplace: Path) -> None:
-    model = "nets_of_settings_test:Net"
-    for flags, name in (((), "plain"), (("--channels-last",), "last")):
-        result = run_in_process(workplace, *LAYERS, model, *flags, "-o", name)
-        assert result.returncode == 0, result.stderr
-    directories = [workplace / "plain", workplace / "last"]
-    assert {r.kernel_settings for r in read_records(directories[1], LAYERS_FILE, LayerSamples)} == {LABEL}
-    profile = fit_profile(directories, command_line=("calibrate", "fit"), force=False)
-    labels = [time.kernel_settings for time in profile.layer_times]
-    assert labels.count("") == labels.count(LABEL) > 0
-    write_profile(workplace / "both.json", profile)
-    train = ("train", model, "--strategy", "serial", "--batch", "2", "--iterations", "6", "--channels-last")
-    result = run_in_process(workplace, *train, "-o", "run")
-    assert result.returncode == 0, result.stderr
-    assert read_run(workplace / "run").kernel_settings == LABEL
-    report = validate_runs(workplace / "both.json", [workplace / "run"], cluster_path=None, force=False)
-    assert {pair.kernel_settings for pair in report.pairs} == {LABEL}
-    write_profile(workplace / "plain.json", fit_profile(directories[:1], command_line=("fit",), force=False))
-    with pytest.raises(UserError, match="no iterations with --channels-last"):
-        validate_runs(workplace / "plain.json", [workplace / "run"], cluster_path=None, force=False)
