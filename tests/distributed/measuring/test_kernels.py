@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import json
-import os
 import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -14,19 +12,9 @@ from in_process import run_in_process
 from paradl_bench.network.kernel import KERNELS_FILE, KernelSamples
 from paradl_bench.records.measurement import read_manifest, read_records
 
-ROOT = Path(__file__).parents[3]
-
 
 def kernels(workplace: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        [sys.executable, "-m", "paradl_bench", "kernels", *arguments],
-        cwd=workplace,
-        env={key: value for key, value in os.environ.items() if key != "RANK"} | {"PYTHONPATH": str(ROOT)},
-        capture_output=True,
-        text=True,
-        check=False,
-        timeout=240,
-    )
+    return run_in_process(workplace, "kernels", *arguments)
 
 
 @pytest.mark.distributed
@@ -81,7 +69,7 @@ def test_a_plan_measures_no_kernel(tmp_path: Path) -> None:
     ],
 )
 def test_wrong_input_is_one_line_and_exit_code_2(tmp_path: Path, arguments: tuple[str, ...], message: str) -> None:
-    done = run_in_process(tmp_path, "kernels", *arguments)
+    done = kernels(tmp_path, *arguments)
     assert done.returncode == 2
     assert message in done.stderr
     assert len(done.stderr.strip().splitlines()) == 1
