@@ -119,6 +119,9 @@ def test_the_papers_networks_are_those_that_were_published(name: str) -> None:
     assert products / 1e9 == pytest.approx(gflops, rel=0.012)
     assert products <= network.fw_flops < 1.1 * products
     assert not [layer.name for layer in network.layers if layer.kind == "opaque" or layer.batchless]
+    assert network.layers[-1].kind == "loss"
+    assert sorted(network.gradient_order) == sorted(parameter.name for parameter in network.parameters)
+    assert "input" in {name for layer in network.layers for name in layer.inputs}
 
 
 @pytest.mark.parametrize("extent", [128, 256, 512])
