@@ -16,7 +16,9 @@ ROOT = Path(__file__).parents[2]
 sys.path.extend(str(ROOT / "benchmarks" / room) for room in ("emulation", "networks"))
 
 import emulated_profile
+from click.testing import CliRunner
 
+from calibrate.cli import group as calibrate
 from paradl_bench.measure.tracing.tracing import trace_network
 from paradl_bench.network.models.catalog import load_model
 
@@ -44,7 +46,8 @@ def emulated(directory: Path) -> Path:
     """The profile of two emulated nodes with four ranks each."""
     sweeps = [str(CLUSTERS / "2x4" / f"sweep-{name}") for name in SWEEPS]
     fitted = directory / "fitted.json"
-    emulated_profile.run("calibrate", ["fit", *sweeps, str(CLUSTERS / "2x4" / "host"), "--force", "-o", str(fitted)])
+    words = ["fit", *sweeps, str(CLUSTERS / "2x4" / "host"), "--force", "-o", str(fitted)]
+    CliRunner().invoke(calibrate, words, catch_exceptions=False)
     networks = [trace_network(load_model(IMAGES, (3, 32, 32))), trace_network(load_model(TOKENS))]
     path = directory / "emulated.json"
     profile = emulated_profile.read_profile(fitted)
