@@ -66,9 +66,10 @@ contracts: $(VENV)/.test ## which module may import which
 	$(BIN)/lint-imports --no-logo
 
 # Tests that start ranks take the cores themselves, but wait a good part of their time: for processes to start, for each
-# other, for limits to pass. Three files at a time fill that; the other tests share the cores out.
+# other, for limits to pass. Three files at a time fill that. Of the other tests each core takes neighbours, which share
+# fixtures and caches.
 unit: $(VENV)/.test ## the tests, all but the slow ones
-	$(BIN)/python -m pytest -m "not slow" -n auto --maxprocesses 8 --ignore tests/distributed
+	$(BIN)/python -m pytest -m "not slow" -n auto --maxprocesses 8 --dist worksteal --ignore tests/distributed
 	$(BIN)/python -m pytest -m "not slow" -n 3 --dist loadfile --no-loadscope-reorder tests/distributed
 
 format: $(VENV)/.test ## put the code in shape
