@@ -3,7 +3,7 @@
     python benchmarks/published/imports.py [-o results/public-measurements/DATE-COMMIT]
 
 Every row is compared, not only their number: operation, ranks, ranks a node, bytes, and each time from microseconds to
-seconds. The second method (counted_rows.py) knows nothing of the importers. Exit code 1 where the two differ.
+seconds. The second method (public/counted_rows.py) knows nothing of the importers. Exit code 1 where the two differ.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from typing import Any
 ROOT = Path(__file__).parents[2]
 sys.path.insert(0, str(ROOT))
 
-from counted_rows import Row, imb_rows, kineto_kernels, nccl_rows, osu_rows, pipedream_times_ms  # noqa: E402
+from public.counted_rows import Row, imb_rows, kineto_kernels, nccl_rows, osu_rows, pipedream_times_ms  # noqa: E402
 
 from paradl_bench.importers.catalog import importers  # noqa: E402
 from paradl_bench.importers.importer import Imported, ImportOptions, load_file  # noqa: E402
@@ -190,7 +190,7 @@ def compare() -> list[Result]:
 def report(found: Sequence[Result]) -> str:
     """The table, in Markdown."""
     lines = [
-        "Rows of every file, counted by a second method (`benchmarks/published/counted_rows.py`) and by importers.",
+        "Rows of every file, counted a second time (`benchmarks/published/public/counted_rows.py`) and by importers.",
         "`recovered` is with `--keep empty --keep wrong --keep failed`; `values` are times that were compared, with",
         "operation, ranks, ranks a node and bytes. Of a trace, `counted` are kernels and `values` its NCCL kernels;",
         "`read` are layers and collectives of each iteration.",

@@ -57,7 +57,7 @@ class CommunicationTables:
         self._communication = communication
         self._levels = communication.cluster.levels
         self._times: dict[tuple[str, str, float], CollectiveTimes] = {}
-        self._phi: dict[tuple[str, str, int], float] = {}
+        self._phi: dict[tuple[str, str, int, int], float] = {}
 
     def seconds(self, operation: str, placed: Placed, message_bytes: Floats, counts: Floats | None = None) -> Floats:
         """Seconds of the collectives of each point, one after the other; groups of one rank take none.
@@ -79,21 +79,21 @@ class CommunicationTables:
         for at in np.unique(index[placed.ranks > 1]).tolist():
             level = self._levels[at]
             at_once = placed.at_once(self._levels[max(at - 1, 0)].ranks)
-            for groups in np.unique(at_once[index == at]).tolist():
-                chosen = np.flatnonzero((index == at) & (at_once == groups) & (placed.ranks > 1))
-                if not len(chosen):
-                    continue
-                each = self._times_of(operation, level, groups).seconds(
+            here = (index == at) & (placed.ranks > 1)
+            kinds = np.stack([at_once, placed.per_node])
+            for groups, per_node in np.unique(kinds[:, here], axis=1).T.tolist():
+                chosen = np.flatnonzero(here & (at_once == groups) & (placed.per_node == per_node))
+                each = self._times_of(operation, level, groups, per_node).seconds(
                     placed.ranks[chosen], message_bytes[:, chosen], placed.per_node[chosen]
                 )
                 found[chosen] = (each if counts is None else each * counts[:, chosen]).sum(axis=0)
         return found
 
-    def _times_of(self, operation: str, level: Level, groups: int) -> CollectiveTimes:
-        key = operation, level.name, groups
+    def _times_of(self, operation: str, level: Level, groups: int, per_node: int) -> CollectiveTimes:
+        key = operation, level.name, groups, per_node
         if key not in self._phi:
             work = Collective(operation=operation, message_bytes=1, ranks=2)
-            self._phi[key] = self._communication.contention.of_groups(work, level, groups).factor
+            self._phi[key] = self._communication.contention.of_groups(work, level, groups, per_node).factor
         phi = self._phi[key]
         if (operation, level.name, phi) not in self._times:
             self._times[operation, level.name, phi] = self._communication.times(operation, level, phi)

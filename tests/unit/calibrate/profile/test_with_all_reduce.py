@@ -236,7 +236,7 @@ def test_only_halos_take_longer_beside_a_slower_all_reduce() -> None:
         assert predicted(strategy, measured()).iteration_s == predicted(strategy).iteration_s
 
 
-def test_calls_that_were_measured_to_wait_queue_and_others_go_on() -> None:
+def test_calls_queue_only_where_that_was_measured() -> None:
     plain = predicted("s2")
     assert predicted("s2", measured(waiting=0.9)).iteration_s > plain.iteration_s
     # On the links of the all-reduce, they have half of these.

@@ -57,7 +57,7 @@ def test_a_pipeline_inside_of_a_node_crosses_none() -> None:
     assert spans("d4p4", 8, 64) == [4, 4, 4, 4]
 
 
-def test_a_hop_that_some_replicas_make_between_nodes_counts_as_one() -> None:
+def test_one_replica_that_crosses_nodes_decides() -> None:
     # The fourth of the replicas of five ranks has its first two in different nodes of four.
     assert spans("d3p5", 4, 64)[0] == 4
     assert spans("d4p5", 4, 64)[0] == 5
