@@ -89,7 +89,6 @@ class CommunicationCosts:
         hardware.check_levels(self.cluster)
         self.backend = choose_backend(profile, backend)
         self._contexts = ContextCosts(profile, self.backend)
-        self.contention = ContentionCosts(self._contexts, self.cluster, given=self._given)
         self._message_costs: dict[tuple[int, tuple[int, ...], Strategy, str, int], CommunicationCost] = {}
         self._call_costs: dict[Hashable, CommunicationCost] = {}
         self._between: dict[tuple[str, str, tuple[int, int]], SizeRatios] = {}
@@ -99,9 +98,10 @@ class CommunicationCosts:
         self.found = Answers()
         self._no_fits: list[CommunicationFit] = []
         self._fits: dict[tuple[str, str], list[CommunicationFit]] = {}
-        for fit in profile.communication:
-            if fit.library == self.backend:
-                self._fits.setdefault((fit.operation, fit.level), []).append(fit)
+        known = [fit for fit in profile.communication if fit.library == self.backend]
+        for fit in known:
+            self._fits.setdefault((fit.operation, fit.level), []).append(fit)
+        self.contention = ContentionCosts(self._contexts, self.cluster, known, given=self._given)
 
     def anew(self) -> CommunicationCosts:
         """The same, with all that was found, and with as much memory as the cluster states."""

@@ -8,8 +8,10 @@ once; nor are those that only share links farther out, where a full bisection is
 from __future__ import annotations
 
 import math
+from collections.abc import Iterable
 from typing import NamedTuple
 
+from calibrate.profile.collectives.communication import CommunicationFit
 from calibrate.profile.collectives.contexts import contention_of
 from paradl_bench.plan.axes.kind import Trait
 from paradl_bench.plan.mesh import group_of
@@ -42,11 +44,20 @@ class ContentionCosts:
 
     Sweeps between nodes use whole nodes, and so all links of a node. A group of fewer ranks a node has its ranks' share
     of these: phi is assumed to be the inverse of that. It is 1 inside of a node, for what each rank sends to others
-    directly, and on links that a person states.
+    directly, and on links that a person states. A sweep of no more ranks than a node holds had as many on each of two.
+
+    Args:
+        fits: of the library; their ranks are those that were swept.
     """
 
-    def __init__(self, contexts: ContextCosts, cluster: Cluster, *, given: bool) -> None:
+    def __init__(
+        self, contexts: ContextCosts, cluster: Cluster, fits: Iterable[CommunicationFit], *, given: bool
+    ) -> None:
         self._contexts = contexts
+        self._swept: dict[tuple[str, str], int] = {}
+        for fit in fits:
+            key = fit.operation, fit.level
+            self._swept[key] = max(fit.ranks_range[1], self._swept.get(key, 0))
         self._cluster = cluster
         self._given = given
         self._groups: dict[tuple[object, ...], int] = {}
@@ -82,13 +93,18 @@ class ContentionCosts:
         stated = level.alpha_s is not None and level.beta_s_per_byte is not None
         between_nodes = level.name != self._cluster.levels[0].name
         shares = between_nodes and not stated and work.operation in _THROUGH_NEIGHBOURS
-        factor = self._cluster.ranks_per_node / per_node if shares else 1.0
+        factor = max(1.0, self._swept_per_node(work, level) / per_node) if shares else 1.0
         if max(groups, factor) <= 1:
             return ALONE
         measure = f"{measure_with(f'groups={math.ceil(max(groups, factor))}')} --ranks {work.ranks}"
         taken = f"contention was not measured and is taken as {factor:.3g}: {measure}"
         text = f"{round(groups)} groups at once over level {level.name!r}: {taken}"
         return Sharing(factor, _ASSUMED_SD * factor if factor > 1 else 0.0, (Remark(text, True),))
+
+    def _swept_per_node(self, work: Collective, level: Level) -> int:
+        every = max(self._swept.values(), default=0)
+        ranks = self._swept.get((work.operation, level.name), every)
+        return max(1, min(self._cluster.ranks_per_node, ranks // 2))
 
     def groups_at_once(self, work: Collective, level: Level, strategy: Strategy) -> int:
         """Groups of ranks that run such a collective at once over the links of one unit of the cluster."""

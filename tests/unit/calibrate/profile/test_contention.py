@@ -155,9 +155,9 @@ def test_phi_is_linear_between_group_counts_and_extrapolated_beyond() -> None:
 
 
 def costs(
-    levels: Sequence[Level], contention: Sequence[InContext] = (), given: Sequence[Level] = ()
+    levels: Sequence[Level], contention: Sequence[InContext] = (), given: Sequence[Level] = (), swept: int = 4
 ) -> CommunicationCosts:
-    fits = tuple(ring_fit(level=level.name) for level in levels)
+    fits = tuple(ring_fit(level=level.name, ranks_range=(2, swept)) for level in levels)
     profile = make_profile(
         communication=fits, cluster=Cluster(name="measured", levels=tuple(levels)), contexts=tuple(contention)
     )
@@ -220,7 +220,7 @@ def test_segments_leave_a_node_together_and_leaders_alone() -> None:
 def test_a_group_has_its_share_of_unmeasured_links(
     operation: str, strategy: str, axes: tuple[int, ...], phi: float
 ) -> None:
-    parsed, found = parse_strategy(strategy), costs(NODES)
+    parsed, found = parse_strategy(strategy), costs(NODES, swept=64)
     work = Collective(operation=operation, message_bytes=1 << 20, ranks=4, axes=axes)
     level, _ = found.level(work, parsed)
     sharing = found.contention.sharing(work, level, parsed, found._ranks_per_node(work, parsed))
@@ -230,10 +230,17 @@ def test_a_group_has_its_share_of_unmeasured_links(
         assert any(f"contention was not measured and is taken as {phi:g}" in each.text for each in sharing.remarks)
 
 
+@pytest.mark.parametrize(("swept", "phi"), [(2, 1.0), (4, 2.0), (8, 4.0), (64, 4.0)])
+def test_a_sweep_of_few_ranks_had_few_on_each_node(swept: int, phi: float) -> None:
+    parsed, found = parse_strategy("d4f4"), costs(NODES, swept=swept)
+    work = Collective(operation="all_reduce", message_bytes=1 << 20, ranks=4, axes=(0,))
+    assert found.contention.sharing(work, found.level(work, parsed)[0], parsed, 1).factor == phi
+
+
 def test_links_that_a_person_states_are_a_groups_own() -> None:
     stated = (NODES[0], msgspec.structs.replace(NODES[1], alpha_s=1e-5, beta_s_per_byte=1e-9))
     work = Collective(operation="all_reduce", message_bytes=1 << 20, ranks=4, axes=(0,))
-    parsed, found = parse_strategy("d4f4"), costs(NODES, given=stated)
+    parsed, found = parse_strategy("d4f4"), costs(NODES, given=stated, swept=64)
     assert found.contention.sharing(work, found.level(work, parsed)[0], parsed, 1).factor == 1
 
 

@@ -134,7 +134,11 @@ def test_each_group_of_a_strategy_pays_its_own_level(tmp_path: Path) -> None:
     profile = fit(*sweeps(tmp_path).values())
     assert [(level.name, level.ranks) for level in profile.cluster.levels] == [("node", 2), ("rack", 4), ("system", 4)]
     # As a user's file has it: whole levels, by the names of those that were measured.
-    levels = (Level(name="node", ranks=2), Level(name="rack", ranks=4), Level(name="system", ranks=64))
+    levels = (
+        Level(name="node", ranks=2),
+        Level(name="rack", ranks=4, contention=1.0),
+        Level(name="system", ranks=64, contention=1.0),
+    )
     costs = CommunicationCosts(profile, Cluster(name="more racks", levels=levels, memory_bytes_per_rank=1e9), "gloo")
     strategy, size = parse_strategy("d2c2f2"), 1 << 24
     found = {}
