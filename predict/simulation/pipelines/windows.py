@@ -142,16 +142,45 @@ def _begins(members: _Members) -> NDArray[np.bool_]:
 
 def _alone(members: _Members) -> NDArray[np.bool_]:
     """Per member, whether all before it in its role is done when it begins, and all behind it waits for its end."""
-    count = len(members.task)
-    place, found = np.arange(count), np.ones(count, bool)
+    count, kind = len(members.kind), members.kind
+    place = np.arange(count)
+    role_start = np.append(members.role_start, count)
+    before, behind, done, waiting = {}, {}, {}, {}
     for lane in _LANES:
-        on_lane, elsewhere = members.kind == lane, members.kind != lane
-        before = np.maximum.accumulate(np.where(on_lane, place, _NONE))
-        behind = np.minimum.accumulate(np.where(on_lane, place, count)[::-1])[::-1]
-        waits, waited_for = before < members.role_start, np.append(members.role_start, count)[behind] > place
-        waits[members.target[members.source == before[members.target]]] = True
-        waited_for[members.source[members.target == behind[members.source]]] = True
-        found[elsewhere] &= (waits & waited_for)[elsewhere]
+        on_lane = kind == lane
+        before[lane] = np.maximum.accumulate(np.where(on_lane, place, _NONE))
+        behind[lane] = np.minimum.accumulate(np.where(on_lane, place, count)[::-1])[::-1]
+        done[lane], waiting[lane] = before[lane] < members.role_start, role_start[behind[lane]] > place
+    first_target, last_source = _first_targets(members), _last_sources(members)
+    # The last one on a lane is done where this one waits for it, or one before this one that is known to be done; in
+    # turn the next one on a lane waits for this one, or for one behind this one that is known to wait.
+    for lane in _LANES:
+        done[lane] |= first_target[kind, before[lane]] <= place
+        waiting[lane] |= last_source[kind, behind[lane]] >= place
+    for lane in _LANES:
+        for other in _LANES:
+            elsewhere = kind != other
+            done[lane] |= elsewhere & done[other] & (first_target[other, before[lane]] < place)
+            waiting[lane] |= elsewhere & waiting[other] & (last_source[other, behind[lane]] > place)
+    known = [(kind == lane) | (done[lane] & waiting[lane]) for lane in _LANES]
+    return np.asarray(np.logical_and.reduce(known))
+
+
+def _first_targets(members: _Members) -> NDArray[np.integer]:
+    """By lane and member, the first member on the lane that waits for it; beyond all where there is none.
+
+    The last column stands for no member.
+    """
+    count = len(members.kind)
+    found = np.full((LANES, count + 1), count)
+    np.minimum.at(found, (members.kind[members.target], members.source), members.target)
+    return found
+
+
+def _last_sources(members: _Members) -> NDArray[np.integer]:
+    """By lane and member, the last member on the lane that it waits for; :data:`_NONE` where there is none."""
+    found = np.full((LANES, len(members.kind) + 1), _NONE)
+    np.maximum.at(found, (members.kind[members.source], members.target), members.source)
     return found
 
 

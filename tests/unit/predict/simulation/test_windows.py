@@ -103,6 +103,13 @@ def test_what_another_role_waits_for_ends_a_window() -> None:
     assert nodes(graph_of(lanes, [*chain, (1, 4)], 2)) == [0, 0, 1, 1, 2]
 
 
+def test_calls_on_a_lane_of_their_own_later_hide_no_window() -> None:
+    # compute and its calls in turn; then calls beside an exchange, on the third lane
+    lanes = [COMPUTE, CALL, COMPUTE, CALL, COMPUTE, CALL, BLOCKING, COMPUTE, LANES + COMPUTE]
+    chain = [(0, 1), (1, 2), (2, 3), (3, 4), (4, 5), (4, 6), (6, 7)]
+    assert nodes(graph_of(lanes, [*chain, (5, 8)], 2)) == [0, 0, 0, 0, 0, 1, 2, 3, 4]
+
+
 def test_an_empty_graph_takes_no_time() -> None:
     nothing = np.zeros(0)
     windows = Windows(graph_of([], []), np.zeros(0, np.intp))
