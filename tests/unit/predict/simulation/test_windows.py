@@ -103,7 +103,7 @@ def test_what_another_role_waits_for_ends_a_window() -> None:
     assert nodes(graph_of(lanes, [*chain, (1, 4)], 2)) == [0, 0, 1, 1, 2]
 
 
-def test_calls_on_a_lane_of_their_own_later_hide_no_window() -> None:
+def test_calls_on_a_later_lane_hide_no_window() -> None:
     # compute and its calls in turn; then calls beside an exchange, on the third lane
     lanes = [COMPUTE, CALL, COMPUTE, CALL, COMPUTE, CALL, BLOCKING, COMPUTE, LANES + COMPUTE]
     chain = [(0, 1), (1, 2), (2, 3), (3, 4), (4, 5), (4, 6), (6, 7)]
