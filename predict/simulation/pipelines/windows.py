@@ -7,6 +7,7 @@ evaluates a pipeline dozens of times and asks for the end alone: of a graph in w
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from functools import cached_property
 from typing import NamedTuple
 
@@ -80,17 +81,14 @@ class _Distinct(NamedTuple):
 
 
 class _Members(NamedTuple):
-    """Tasks on the lanes that slow each other, role after role, and the edges inside of a role among them.
+    """Tasks of a role on the lanes that slow each other, and the edges among them.
 
     Attributes:
-        task, kind: number of the task in the graph, and which of a role's lanes it is on. role_start: per member, the
-            first member of its role. source, target: of edges, by members. entered, left: per member, whether it waits
-            for a task elsewhere, or one elsewhere for it.
+        lane: per member, which of the role's lanes it is on. source, target: of edges, by members, in the order of the
+            former. entered, left: per member, whether it waits for a task elsewhere, or one elsewhere for it.
     """
 
-    task: Places
-    kind: Ints
-    role_start: Places
+    lane: Ints
     source: Places
     target: Places
     entered: NDArray[np.bool_]
@@ -98,71 +96,71 @@ class _Members(NamedTuple):
 
 
 def _nodes(graph: TaskGraph) -> Places:
-    members = _members(graph)
+    lane = graph.lane % LANES
+    member = np.flatnonzero(np.isin(lane, _LANES))
     begins = np.ones(graph.tasks, bool)
-    begins[members.task] = _begins(members)
+    # Role by role: arrays of all roles would lie beyond the processor's caches.
+    begins[member] = np.concatenate([np.zeros(0, bool), *map(_begins, _members_of_roles(graph, member))])
     leader = np.where(begins, np.arange(graph.tasks), 0)
-    leader[members.task] = np.maximum.accumulate(leader[members.task])
+    leader[member] = np.maximum.accumulate(leader[member])
     return np.asarray((np.cumsum(begins) - 1)[leader])
 
 
-def _members(graph: TaskGraph) -> _Members:
-    kind = graph.lane % LANES
-    task = np.flatnonzero(np.isin(kind, _LANES))
+def _members_of_roles(graph: TaskGraph, member: Places) -> Iterator[_Members]:
     number = np.full(graph.tasks, _NONE)
-    number[task] = np.arange(len(task))
-    role = graph.lane[task] // LANES
-    first = np.append(True, role[1:] != role[:-1])[: len(role)]
+    number[member] = np.arange(len(member))
+    lane, role = graph.lane[member] % LANES, graph.lane[member] // LANES
     source, target = (number[end] for end in graph.edges)
     inside = (source >= 0) & (target >= 0)
     inside[inside] = role[source[inside]] == role[target[inside]]
-    entered, left = np.zeros(len(task), bool), np.zeros(len(task), bool)
+    entered, left = np.zeros(len(member), bool), np.zeros(len(member), bool)
     entered[target[~inside & (target >= 0)]] = True
     left[source[~inside & (source >= 0)]] = True
-    role_start = np.flatnonzero(first)[np.cumsum(first) - 1]
-    return _Members(task, kind[task], role_start, source[inside], target[inside], entered, left)
+    source, target = source[inside], target[inside]
+    starts = np.flatnonzero(np.append(True, role[1:] != role[:-1])[: len(role)])
+    for start, end in zip(starts, np.append(starts[1:], len(role)), strict=False):
+        edges = slice(*np.searchsorted(source, (start, end)))
+        members = slice(start, end)
+        yield _Members(lane[members], source[edges] - start, target[edges] - start, entered[members], left[members])
 
 
 def _begins(members: _Members) -> NDArray[np.bool_]:
     """Per member, whether a node begins with it: a window, or a task by itself."""
-    count, alone = len(members.task), _alone(members)
-    starts = members.role_start == np.arange(count)
+    count, alone = len(members.lane), _alone(members)
     # Of a cell, all is between two moments at which all before is done and nothing behind has begun.
-    opens = alone | np.append(True, alone[:-1])[:count] | starts
+    opens = alone | np.append(True, alone[:-1])
     cell = np.cumsum(opens) - 1
     first = np.flatnonzero(opens)
-    last = np.append(first[1:], count)[: len(first)] - 1
+    last = np.append(first[1:], count) - 1
     # Of several tasks, one of which waits for another role, or is waited for, nothing is joined.
     touched = np.bincount(cell, weights=members.entered | members.left, minlength=len(first)) > 0
     joins = (first == last) | ~touched
-    goes_on = joins & ~starts[first] & ~members.entered[first]
+    goes_on = joins & (first > 0) & ~members.entered[first]
     goes_on[1:] &= joins[:-1] & ~members.left[last[:-1]]
     return np.asarray(np.where(opens, ~goes_on[cell], ~joins[cell]))
 
 
 def _alone(members: _Members) -> NDArray[np.bool_]:
-    """Per member, whether all before it in its role is done when it begins, and all behind it waits for its end."""
-    count, kind = len(members.kind), members.kind
+    """Per member, whether all before it is done when it begins, and all behind it waits for its end."""
+    count, own = len(members.lane), members.lane
     place = np.arange(count)
-    role_start = np.append(members.role_start, count)
     before, behind, done, waiting = {}, {}, {}, {}
     for lane in _LANES:
-        on_lane = kind == lane
-        before[lane] = np.maximum.accumulate(np.where(on_lane, place, _NONE))
-        behind[lane] = np.minimum.accumulate(np.where(on_lane, place, count)[::-1])[::-1]
-        done[lane], waiting[lane] = before[lane] < members.role_start, role_start[behind[lane]] > place
+        before[lane] = np.maximum.accumulate(np.where(own == lane, place, _NONE))
+        behind[lane] = np.minimum.accumulate(np.where(own == lane, place, count)[::-1])[::-1]
+        done[lane], waiting[lane] = before[lane] == _NONE, behind[lane] == count
     first_target, last_source = _first_targets(members), _last_sources(members)
     # The last one on a lane is done where this one waits for it, or one before this one that is known to be done; in
     # turn the next one on a lane waits for this one, or for one behind this one that is known to wait.
     for lane in _LANES:
-        done[lane] |= first_target[kind, before[lane]] <= place
-        waiting[lane] |= last_source[kind, behind[lane]] >= place
+        done[lane] |= first_target[own, before[lane]] <= place
+        waiting[lane] |= last_source[own, behind[lane]] >= place
     for lane in _LANES:
         for other in _LANES:
-            elsewhere = kind != other
+            elsewhere = own != other
             done[lane] |= elsewhere & done[other] & (first_target[other, before[lane]] < place)
             waiting[lane] |= elsewhere & waiting[other] & (last_source[other, behind[lane]] > place)
-    known = [(kind == lane) | (done[lane] & waiting[lane]) for lane in _LANES]
+    known = [(own == lane) | (done[lane] & waiting[lane]) for lane in _LANES]
     return np.asarray(np.logical_and.reduce(known))
 
 
@@ -171,16 +169,16 @@ def _first_targets(members: _Members) -> NDArray[np.integer]:
 
     The last column stands for no member.
     """
-    count = len(members.kind)
+    count = len(members.lane)
     found = np.full((LANES, count + 1), count)
-    np.minimum.at(found, (members.kind[members.target], members.source), members.target)
+    np.minimum.at(found, (members.lane[members.target], members.source), members.target)
     return found
 
 
 def _last_sources(members: _Members) -> NDArray[np.integer]:
     """By lane and member, the last member on the lane that it waits for; :data:`_NONE` where there is none."""
-    found = np.full((LANES, len(members.kind) + 1), _NONE)
-    np.maximum.at(found, (members.kind[members.source], members.target), members.source)
+    found = np.full((LANES, len(members.lane) + 1), _NONE)
+    np.maximum.at(found, (members.lane[members.source], members.target), members.source)
     return found
 
 
