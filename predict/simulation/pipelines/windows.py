@@ -195,7 +195,9 @@ def _distinct_windows(graph: TaskGraph, kind: Places, node: Places) -> _Distinct
     source, target = source[inside], target[inside]
     # Windows are alike where their tasks are, on the same lanes, and the edges between these.
     of_tasks = kind[tasks] * LANES + graph.lane[tasks] % LANES
-    places = np.stack([source, target]) - first[node[source]]
+    # Tasks of other lanes may stand between those of a window: they are not counted.
+    place_of = np.cumsum(is_window[node])
+    places = place_of[np.stack([source, target])] - place_of[first[node[source]]]
     reach = int(places.max(initial=0)) + 1
     _, of_edges = np.unique(places[0].astype(np.int64) * reach + places[1], return_inverse=True)
     parts = np.concatenate([of_tasks, of_edges + int(of_tasks.max(initial=0)) + 1])

@@ -110,6 +110,17 @@ def test_calls_on_a_later_lane_hide_no_window() -> None:
     assert nodes(graph_of(lanes, [*chain, (5, 8)], 2)) == [0, 0, 0, 0, 0, 1, 2, 3, 4]
 
 
+def test_what_is_fetched_between_makes_no_windows_alike() -> None:
+    # Twice two calls' worth of tasks of the same kinds: the third of the first role runs beside its call, the second
+    # role's waits for it. A fetch makes the numbers of what is waited for the same in both.
+    second = LANES + COMPUTE
+    lanes = [COMPUTE, CALL, COMPUTE, COMPUTE, second, LANES + CALL, LANES + FETCH, second, second]
+    graph = graph_of(lanes, [(0, 1), (1, 3), (4, 5), (5, 7)], 2)
+    kind, seconds, none = np.array([0, 1, 2, 2, 0, 1, 3, 2, 2]), np.array([1.0, 2.0, 2.0, 0.0]), np.ones(9)
+    assert nodes(graph) == [0, 0, 0, 0, 1, 1, 2, 1, 1]
+    assert Windows(graph, kind).iteration_s(seconds, none, none) == 1 + 2 + 2 + 2
+
+
 def test_an_empty_graph_takes_no_time() -> None:
     nothing = np.zeros(0)
     windows = Windows(graph_of([], []), np.zeros(0, np.intp))
