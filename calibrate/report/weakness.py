@@ -148,6 +148,6 @@ def _never_together(profile: Profile, library: str) -> Iterator[Weakness]:
         sweep = sweep_command(profile, library, 2 if enough else 4, NODE if enough else "system")
     yield Weakness(
         kind="missing",
-        text="groups at once were not measured; they are taken to share no link unless a cluster file says so",
+        text="groups at once were not measured; groups between nodes are taken to share a node's links, others none",
         command=f"{sweep} --contexts groups=2 -o {file_name(f'collectives-groups-{library}')}",
     )

@@ -23,7 +23,7 @@ class Level(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
         ranks: how many ranks one unit of this level holds.
         alpha_s, beta_s_per_byte: start-up and per-byte time, where the cluster file states them (else the profile).
         contention: phi, flows that share this level's bottleneck link; multiplies beta. None where nobody stated it:
-            then what the profile measured of groups at once.
+            then what the profile measured of groups at once, else what is assumed.
     """
 
     name: str

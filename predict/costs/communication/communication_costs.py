@@ -101,7 +101,7 @@ class CommunicationCosts:
         known = [fit for fit in profile.communication if fit.library == self.backend]
         for fit in known:
             self._fits.setdefault((fit.operation, fit.level), []).append(fit)
-        self.contention = ContentionCosts(self._contexts, self.cluster, known, given=self._given)
+        self.contention = ContentionCosts(self._contexts, self.cluster, known, given=self._given, swept=profile.cluster)
 
     def anew(self) -> CommunicationCosts:
         """The same, with all that was found, and with as much memory as the cluster states."""

@@ -13,6 +13,7 @@ from typing import NamedTuple
 
 from calibrate.profile.collectives.communication import CommunicationFit
 from calibrate.profile.collectives.contexts import contention_of
+from paradl_bench.core.units import counted
 from paradl_bench.plan.axes.kind import Trait
 from paradl_bench.plan.mesh import group_of
 from paradl_bench.plan.strategy import Strategy
@@ -47,13 +48,22 @@ class ContentionCosts:
     directly, and on links that a person states. A sweep of no more ranks than a node holds had as many on each of two.
 
     Args:
+        cluster: that is predicted. given: by a person.
         fits: of the library; their ranks are those that were swept.
+        swept: the cluster that sweeps ran on. Nodes of one that is given may hold more ranks or fewer.
     """
 
     def __init__(
-        self, contexts: ContextCosts, cluster: Cluster, fits: Iterable[CommunicationFit], *, given: bool
+        self,
+        contexts: ContextCosts,
+        cluster: Cluster,
+        fits: Iterable[CommunicationFit],
+        *,
+        given: bool,
+        swept: Cluster,
     ) -> None:
         self._contexts = contexts
+        self._most_per_node = swept.ranks_per_node
         self._swept: dict[tuple[str, str], int] = {}
         for fit in fits:
             key = fit.operation, fit.level
@@ -93,18 +103,23 @@ class ContentionCosts:
         stated = level.alpha_s is not None and level.beta_s_per_byte is not None
         between_nodes = level.name != self._cluster.levels[0].name
         shares = between_nodes and not stated and work.operation in _THROUGH_NEIGHBOURS
-        factor = max(1.0, self._swept_per_node(work, level) / per_node) if shares else 1.0
+        swept = self._swept_per_node(work, level)
+        factor = max(1.0, swept / per_node) if shares else 1.0
         if max(groups, factor) <= 1:
             return ALONE
         measure = f"{measure_with(f'groups={math.ceil(max(groups, factor))}')} --ranks {work.ranks}"
         taken = f"contention was not measured and is taken as {factor:.3g}: {measure}"
-        text = f"{round(groups)} groups at once over level {level.name!r}: {taken}"
+        at_once = f"{round(groups)} groups at once"
+        if factor > groups:
+            # One by itself, or fewer than the ranks of a node that was swept.
+            at_once = f"{counted(per_node, 'rank')} a node in a group, where sweeps had {swept},"
+        text = f"{at_once} over level {level.name!r}: {taken}"
         return Sharing(factor, _ASSUMED_SD * factor if factor > 1 else 0.0, (Remark(text, True),))
 
     def _swept_per_node(self, work: Collective, level: Level) -> int:
         every = max(self._swept.values(), default=0)
         ranks = self._swept.get((work.operation, level.name), every)
-        return max(1, min(self._cluster.ranks_per_node, ranks // 2))
+        return max(1, min(self._most_per_node, ranks // 2))
 
     def groups_at_once(self, work: Collective, level: Level, strategy: Strategy) -> int:
         """Groups of ranks that run such a collective at once over the links of one unit of the cluster."""

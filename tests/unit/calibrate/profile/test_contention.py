@@ -237,6 +237,25 @@ def test_a_sweep_of_few_ranks_had_few_on_each_node(swept: int, phi: float) -> No
     assert found.contention.sharing(work, found.level(work, parsed)[0], parsed, 1).factor == phi
 
 
+@pytest.mark.parametrize(
+    ("of_node", "strategy", "per_node", "phi"),
+    [(2, "d8f2", 1, 4.0), (2, "d16", 2, 2.0), (4, "d4f4", 1, 4.0), (8, "d2f8", 1, 4.0), (8, "d16", 8, 1.0)],
+)
+def test_shares_are_of_nodes_that_were_swept(of_node: int, strategy: str, per_node: int, phi: float) -> None:
+    given = (Level(name="node", ranks=of_node), NODES[1])
+    parsed, found = parse_strategy(strategy), costs(NODES, given=given, swept=64)
+    work = Collective(operation="all_reduce", message_bytes=1 << 20, ranks=parsed.axes[0].degree, axes=(0,))
+    assert found._ranks_per_node(work, parsed) == per_node
+    assert found.contention.sharing(work, found.level(work, parsed)[0], parsed, per_node).factor == phi
+
+
+def test_one_group_alone_is_not_called_groups_at_once() -> None:
+    parsed, found = parse_strategy("f4p4"), costs(NODES, swept=64)
+    work = Collective(operation="all_gather", message_bytes=1 << 20, ranks=4, axes=(0,))
+    (remark,) = found.contention.sharing(work, found.level(work, parsed)[0], parsed, 1).remarks
+    assert remark.text.startswith("1 rank a node in a group, where sweeps had 4, over level 'system': contention")
+
+
 def test_links_that_a_person_states_are_a_groups_own() -> None:
     stated = (NODES[0], msgspec.structs.replace(NODES[1], alpha_s=1e-5, beta_s_per_byte=1e-9))
     work = Collective(operation="all_reduce", message_bytes=1 << 20, ranks=4, axes=(0,))
