@@ -36,6 +36,7 @@ from shipped.regressors import (  # noqa: E402
 from shipped.tables import Device, Table, read_sweeps  # noqa: E402
 
 from calibrate.fitting.collectives.communication_fit import fit_communication  # noqa: E402
+from calibrate.fitting.collectives.communication_spread import with_comparable_scaling  # noqa: E402
 from calibrate.fitting.kernels.kernel_trial import prefixed  # noqa: E402
 from calibrate.kernels.files import Arrays, archive_beside, write_arrays  # noqa: E402
 from calibrate.kernels.model import KernelModel  # noqa: E402
@@ -80,7 +81,9 @@ def fits_of(table: Table, data: Path) -> tuple[list[CommunicationFit], list[str]
     fitted = fit_communication(read_sweeps(table, data), operations())
     bad = {fit.key for fit in fitted.fits if fit.held_out_relative_error > FARTHEST_FIT}
     kept = [msgspec.structs.replace(each, published=table.name) for each in fitted.fits if each.key not in bad]
-    return kept, [f"{operation} at level {level}: its times follow no form" for _, operation, level in sorted(bad)]
+    lines = [f"{operation} at level {level}: its times follow no form" for _, operation, level in sorted(bad)]
+    # Those left out say nothing of how far the scaling of the others may be off either.
+    return list(with_comparable_scaling(kept)), lines
 
 
 def _device(device: Device, sheet: DeviceSheet) -> ProfiledDevice:

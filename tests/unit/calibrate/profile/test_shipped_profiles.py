@@ -13,6 +13,7 @@ import msgspec
 import pytest
 from synthetic_measurements import ENVIRONMENT, CollectivesSpec, write_collectives
 
+from calibrate.fitting.collectives.communication_spread import with_comparable_scaling
 from calibrate.fitting.fit import fit_profile
 from calibrate.fitting.merging.merge import merge_profiles, with_archives_beside
 from calibrate.kernels.files import archive_beside
@@ -50,6 +51,13 @@ def test_a_shipped_profile_is_small_and_says_whose_it_is(name: str) -> None:
     assert any("iterations" in line for line in profile.published.accuracy)
     # Fitted numbers alone: no measured layer, no training run, nothing of a host.
     assert not any((profile.layer_times, profile.model_times, profile.memory_runs, profile.network))
+
+
+@pytest.mark.parametrize("name", SHIPPED)
+def test_collectives_left_out_do_not_widen_intervals(name: str) -> None:
+    """Those whose times follow no form tell nothing of how far scaling over ranks may be off."""
+    fits = read_profile(SHIPPED[name]).communication
+    assert with_comparable_scaling(fits) == fits
 
 
 def test_a_file_of_that_name_comes_before_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
