@@ -111,8 +111,8 @@ def test_calls_on_a_later_lane_hide_no_window() -> None:
 
 
 def test_what_is_fetched_between_makes_no_windows_alike() -> None:
-    # Twice two calls' worth of tasks of the same kinds: the third of the first role runs beside its call, the second
-    # role's waits for it. A fetch makes the numbers of what is waited for the same in both.
+    # Both roles have tasks of the same kinds. The third of one runs beside its call, that of the other waits for it.
+    # A fetch in the second role makes both edges as long, counted in tasks of the graph.
     second = LANES + COMPUTE
     lanes = [COMPUTE, CALL, COMPUTE, COMPUTE, second, LANES + CALL, LANES + FETCH, second, second]
     graph = graph_of(lanes, [(0, 1), (1, 3), (4, 5), (5, 7)], 2)
