@@ -130,7 +130,7 @@ def _lost(workload: PreparedEvaluation, communication_s: float, downs: Mapping[s
 def _unmeasured_overlap(workload: PreparedEvaluation) -> tuple[float, float]:
     """Seconds of the iteration with most of what overlap hides gone again, and with overlap for nothing."""
     costs = workload.costs
-    # What calls beside an all-reduce are slowed by was measured, whatever was not of compute.
+    # What calls beside an all-reduce are slowed by stays as it is: it has an error of its own.
     unslowed = np.ones_like(costs.seconds)
     free = workload.time(costs.seconds, unslowed, costs.communication_slowdown)
     (free_s,) = workload.iterations_s(costs.seconds[None], unslowed, costs.communication_slowdown).tolist()

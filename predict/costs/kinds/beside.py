@@ -9,7 +9,7 @@ from predict.costs.spread.assembly import Priced
 
 
 def beside(priced: Priced, operation: str, work: Communication, known: KnownCosts, context: WorkContext) -> Priced:
-    """A call as it goes on beside all-reduces in flight, where it may and that was measured."""
+    """A call as it goes on beside all-reduces in flight, where it may, and was not measured to queue."""
     call, strategy = context.call, context.plan.strategy
     if call.beside is None or not priced.cost.seconds:
         return priced
