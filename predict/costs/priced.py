@@ -9,7 +9,9 @@ from functools import cached_property
 import numpy as np
 from numpy.typing import NDArray
 
-from paradl_bench.plan.tasks import Compute, Plan, Role, Work
+from paradl_bench.plan.axes.kind import Trait
+from paradl_bench.plan.mesh import degree_of
+from paradl_bench.plan.tasks import Compute, Phase, Plan, Role, Stream, Work
 from paradl_bench.records.measurement import PhaseName
 from predict.costs.compute.model_costs import Spread
 from predict.costs.kinds.kind_costs import PricingContext
@@ -47,8 +49,20 @@ class PricedPlan:
     remarks: Remarks
 
     def blocking_tasks(self, role: Role) -> NDArray[np.bool_]:
-        """Per task of a role, whether it is of :attr:`blocking`."""
-        return np.isin(role.work, sorted(self.blocking))
+        """:func:`blocking_tasks` of a role of the plan."""
+        return blocking_tasks(self.plan, role, self.blocking)
+
+
+def blocking_tasks(plan: Plan, role: Role, blocking: frozenset[int]) -> NDArray[np.bool_]:
+    """Per task of a role, whether it goes on beside an all-reduce in flight; ``blocking``: works that do.
+
+    In a pipeline only behind the first task of the exchange: before, nothing but what the stage sends is in flight.
+    """
+    chosen = np.isin(role.work, sorted(blocking))
+    if blocking and degree_of(plan.strategy, Trait.STAGES) > 1:
+        exchanging = (role.phase == Phase.GE) & (role.stream == Stream.COMMUNICATION)
+        chosen &= np.logical_or.accumulate(exchanging)
+    return chosen
 
 
 @dataclass(frozen=True, kw_only=True)

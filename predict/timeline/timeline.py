@@ -18,7 +18,7 @@ from paradl_bench.plan.schedules.catalog import schedule_of
 from paradl_bench.plan.schedules.schedule import Action
 from paradl_bench.plan.tasks import Ints, Phase, Plan, Role, Stream
 from paradl_bench.records.slow_rank import SlowRank
-from predict.costs.priced import PricedPlan
+from predict.costs.priced import PricedPlan, blocking_tasks
 from predict.costs.sourced import Floats
 from predict.simulation.exposure import StreamTimes
 from predict.simulation.pipelines.pipeline_simulation import PipelineSimulation, ends_of_transfers, lines_of_stages
@@ -87,7 +87,8 @@ class RoleTimeline:
     @property
     def threads(self) -> Ints:
         """Per task, its stream, or one more for calls that go on beside what is in flight."""
-        return np.where(np.isin(self.of_plan.work, sorted(self.blocking)), np.int32(BLOCKING), self.of_plan.stream)
+        beside = blocking_tasks(self.plan, self.of_plan, self.blocking)
+        return np.where(beside, np.int32(BLOCKING), self.of_plan.stream)
 
     def use(self, iteration_s: float) -> Use:
         """How the role's streams are used in an iteration of this length."""

@@ -23,7 +23,8 @@ from numpy.typing import NDArray
 from paradl_bench.core.cache_keys import Answers
 from paradl_bench.plan.axes.kind import Trait
 from paradl_bench.plan.mesh import group_axes
-from paradl_bench.plan.tasks import Collective, Ints, Phase, Plan, Role, Sort, Stream, Transfer
+from paradl_bench.plan.tasks import Collective, Ints, Plan, Role, Sort, Stream, Transfer
+from predict.costs.priced import blocking_tasks
 from predict.costs.sourced import Floats
 from predict.simulation.phases import PhasedTasks, timing_of_stages
 from predict.simulation.pipelines.alike_segments import AlikeSegments, Places, alike_segments, joined
@@ -118,10 +119,10 @@ class Computing(NamedTuple):
 def _lines(plan: Plan, *, overlapped: bool, merge: bool, blocking: frozenset[int]) -> tuple[StageLine, ...]:
     """The lines of a plan, without straggler factor."""
     alike, transfers = Answers(), _Transfers(plan)
-    beside = np.isin(np.arange(len(plan.works)), sorted(blocking))
 
     def find(role: Role) -> _Stage:
-        return _stage(role, transfers, beside if blocking else None, overlapped=overlapped, merge=merge)
+        beside = blocking_tasks(plan, role, blocking) if blocking else None
+        return _stage(role, transfers, beside, overlapped=overlapped, merge=merge)
 
     def stage(role: Role) -> _Stage:
         return alike.once(role.arrays, lambda: find(role))
@@ -148,15 +149,9 @@ def _stage(
         merge=merge,
         waiting=_chosen(ends, "receive"),
         waited_for=_chosen(ends, "send"),
-        blocking=None if beside is None else beside[role.work] & _with_exchange(role),
+        blocking=beside,
     )
     return _Stage(role, ends, condensed, alike_segments(condensed.segment, role.work))
-
-
-def _with_exchange(role: Role) -> NDArray[np.bool_]:
-    """Per task, whether it is behind the first of the exchange, before which only messages of stages are in flight."""
-    exchanging = (role.phase == Phase.GE) & (role.stream == Stream.COMMUNICATION)
-    return np.asarray(np.logical_or.accumulate(exchanging))
 
 
 class LineTasks:

@@ -26,6 +26,7 @@ from paradl_bench.strategies.pipeline.axis import PipelineOptions
 from predict.costs.communication.calls import works_with_all_reduce
 from predict.costs.communication.context_costs import ContextCosts, Wanted
 from predict.costs.cost_model import CostModel
+from predict.costs.priced import blocking_tasks
 from predict.prediction.prediction import Prediction, Predictor
 from predict.simulation.prepared import price
 from predict.simulation.simulator import coalesce, simulate, sums_within, task_graph
@@ -223,6 +224,18 @@ def test_layer_communication_is_beside_all_reduces_only_with_gradient_exchange(s
     assert beside <= found
     for role in plan.roles:
         assert not works_with_all_reduce(plan)[role.work[role.phase == Phase.GE]].any()
+
+
+def test_calls_of_stages_leave_their_stream_behind_the_first_exchange() -> None:
+    parsed = parse_strategy("d2p2f2")
+    plan = planner_for(parsed).plan(NETWORK, parsed, plan_settings(batch=8, first_bucket_bytes=64, micro_batches=4))
+    calls = frozenset(np.flatnonzero(works_with_all_reduce(plan)).tolist())
+    for role in plan.roles:
+        of_calls, apart = np.isin(role.work, sorted(calls)), blocking_tasks(plan, role, calls)
+        first = int(np.flatnonzero((role.phase == Phase.GE) & (role.stream == Stream.COMMUNICATION))[0])
+        assert not apart[:first].any()
+        assert of_calls[:first].any()
+        assert apart[first:].tolist() == of_calls[first:].tolist()
 
 
 def test_only_halos_take_longer_beside_a_slower_all_reduce() -> None:
