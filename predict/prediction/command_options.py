@@ -123,7 +123,7 @@ point_options = option_group(
     click.option(
         "--batch",
         metavar="N[,N...]",
-        help="Samples in the global mini-batch. predict without it, from a shipped profile: as many as ranks.",
+        help="Samples in the global mini-batch. With a shipped profile, predict takes one a rank unless told.",
     ),
     click.option(
         "--ranks",

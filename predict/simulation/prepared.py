@@ -151,13 +151,7 @@ def _memory(costs: CostModel, point: Configuration, priced: PricedPlan) -> Estim
 def _pipelined(plan: Plan, priced: PricedPlan, costs: CostModel, point: Configuration) -> PreparedEvaluation:
     """All stages simulated together; parts are counted as on the rank that computes most."""
     seconds = priced.costs.seconds
-    simulation = PipelineSimulation(
-        plan,
-        straggler_of_works(priced),
-        slower=priced.slower,
-        slow_copies=priced.slow_copies,
-        blocking=priced.blocking,
-    )
+    simulation = PipelineSimulation.of_priced(priced, straggler_of_works(priced))
     computes = ~plan.of_sort(Sort.INPUT)
     counts = [np.bincount(role.work, minlength=len(plan.works)) * computes for role in plan.roles]
     return PreparedEvaluation(

@@ -89,14 +89,7 @@ def simulated_ledger(priced: PricedPlan, slow: SlowRank | None) -> tuple[RoleLed
 def _lines(priced: PricedPlan, slow: SlowRank | None) -> list[list[_Played]]:
     """The stages of each line of a pipeline."""
     plan, costs = priced.plan, priced.costs
-    simulation = PipelineSimulation(
-        plan,
-        straggler_of_works(priced),
-        merge=False,
-        slower=priced.slower,
-        slow_copies=priced.slow_copies,
-        blocking=priced.blocking,
-    )
+    simulation = PipelineSimulation.of_priced(priced, straggler_of_works(priced), merge=False)
     late, stages = straggler_tasks(priced), []
     lines = simulation.timelines(costs.seconds, costs.compute_slowdown, costs.communication_slowdown)
     for number, (roles, line) in enumerate(zip(lines_of_stages(plan), lines, strict=True)):

@@ -151,14 +151,7 @@ def timeline_of(priced: PricedPlan, schedule: str, slow: SlowRank | None = None)
     if slow is not None:
         check_drawn(plan, slow)
     if degree_of(plan.strategy, Trait.STAGES) > 1:
-        simulation = PipelineSimulation(
-            plan,
-            straggler_of(priced),
-            merge=False,
-            slower=priced.slower,
-            slow_copies=priced.slow_copies,
-            blocking=priced.blocking,
-        )
+        simulation = PipelineSimulation.of_priced(priced, straggler_of(priced), merge=False)
         times = simulation.timelines(*_of_works(priced))
         lines = [
             _line_of_stages(priced, roles, line.start_s, line.end_s, schedule, slow)

@@ -24,7 +24,7 @@ from paradl_bench.core.cache_keys import Answers
 from paradl_bench.plan.axes.kind import Trait
 from paradl_bench.plan.mesh import group_axes
 from paradl_bench.plan.tasks import Collective, Ints, Plan, Role, Sort, Stream, Transfer
-from predict.costs.priced import blocking_tasks
+from predict.costs.priced import PricedPlan, blocking_tasks
 from predict.costs.sourced import Floats
 from predict.simulation.phases import PhasedTasks, timing_of_stages
 from predict.simulation.pipelines.alike_segments import AlikeSegments, Places, alike_segments, joined
@@ -83,6 +83,18 @@ class PipelineSimulation:
         for of_line, line in zip(self.lines, lines_of_stages(plan), strict=True):
             if slower:
                 of_line.stretch_stages([slower[index] for index in line], copies=slow_copies)
+
+    @classmethod
+    def of_priced(cls, priced: PricedPlan, straggler: Floats, *, merge: bool = True) -> PipelineSimulation:
+        """Of a priced plan, with its slow ranks and its calls that go on beside the exchange."""
+        return cls(
+            priced.plan,
+            straggler,
+            merge=merge,
+            slower=priced.slower,
+            slow_copies=priced.slow_copies,
+            blocking=priced.blocking,
+        )
 
     def timing(self, seconds: Floats, compute_slowdown: Floats, communication_slowdown: Floats) -> Timing:
         """Phases of the rank that ends last: forward, backward and exchange as it was busy with them, then idle time.

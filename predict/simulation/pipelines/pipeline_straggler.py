@@ -44,9 +44,7 @@ def pipeline_straggler(priced: PricedPlan) -> float:
     if not spread.wait(plan.strategy.ranks):
         return 1.0
     ones = np.ones(len(plan.works))
-    simulation = PipelineSimulation(
-        plan, ones, slower=priced.slower, slow_copies=priced.slow_copies, blocking=priced.blocking
-    )
+    simulation = PipelineSimulation.of_priced(priced, ones)
     costs = priced.costs
     of_works = costs.seconds, costs.compute_slowdown, costs.communication_slowdown
     alone = [line.run(*of_works).iteration_s for line in simulation.lines]

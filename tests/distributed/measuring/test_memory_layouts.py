@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 from in_process import run_in_process
+from own_network import NET
 
 from calibrate.fitting.fit import fit_profile
 from calibrate.profile.profile import write_profile
@@ -16,16 +17,6 @@ from paradl_bench.records.training.training_record import read_run
 from predict.validation.validation import validate_runs
 
 LABEL = "channels_last"
-NET = """
-from torch import nn
-class Net(nn.Module):
-    input_shape = (3, 8, 8)
-    def __init__(self):
-        super().__init__()
-        self.one, self.norm, self.head = nn.Conv2d(3, 4, 3), nn.BatchNorm2d(4), nn.Linear(4, 3)
-    def forward(self, x):
-        return self.head(self.norm(self.one(x)).relu().mean((2, 3)))
-"""
 LAYERS = ("layers", "--batch", "2", "--blocks", "2", "--iterations", "2", "--warmup", "1")
 
 

@@ -10,6 +10,7 @@ import msgspec
 import pytest
 from click.testing import CliRunner
 from in_process import run_in_process
+from own_network import NET
 from profile_factory import layer_times, make_network, make_profile, model_times
 
 from calibrate.fitting.merging.merge import merge_profiles
@@ -23,15 +24,9 @@ from paradl_bench.strategies.passes.lower_precision import check_kernel_settings
 from predict.cli import group
 
 LABEL = "channels_last"
-NET = """
-from torch import nn
-class Net(nn.Module):
-    input_shape = (3, 8, 8)
-    def __init__(self):
-        super().__init__()
-        self.one, self.norm, self.head = nn.Conv2d(3, 4, 3), nn.BatchNorm2d(4), nn.Linear(4, 3)
-    def forward(self, x):
-        return self.head(self.norm(self.one(x)).relu().mean((2, 3)))
+NETS = (
+    NET
+    + """
 class Rows(nn.Module):
     input_shape = (6,)
     def __init__(self):
@@ -40,6 +35,7 @@ class Rows(nn.Module):
     def forward(self, x):
         return self.head(x)
 """
+)
 
 
 def test_a_label_is_the_settings_that_are_on() -> None:
@@ -88,7 +84,7 @@ def test_what_cuts_tensors_does_not_go_with_channels_last(strategy: str) -> None
 @pytest.fixture
 def workplace(tmp_path: Path) -> Path:
     pytest.importorskip("torch")
-    (tmp_path / "nets_of_settings_test.py").write_text(NET)
+    (tmp_path / "nets_of_settings_test.py").write_text(NETS)
     return tmp_path
 
 
