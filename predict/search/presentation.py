@@ -14,7 +14,7 @@ from paradl_bench.plan.axes.registry import kinds_with
 from paradl_bench.plan.settings import SIMULATED_ALONE
 from paradl_bench.strategies.exchange.options import bucket_limits
 from predict.prediction.confidence import confidence_in
-from predict.prediction.prediction import PredictedUse
+from predict.prediction.prediction import PredictedUse, Prediction
 from predict.prediction.presentation import interval_cell
 from predict.search.account import Searched
 from predict.search.contrast import Contrasted
@@ -41,8 +41,12 @@ def print_answer(answer: Answer, *, why: bool = False) -> None:
     evaluator = answer.rows[0].prediction.evaluator
     title = f"{answer.model}, batch {answer.batch}{within}" + (f": {evaluator}" if evaluator != "simulate" else "")
     several = len({row.prediction.ranks for row in answer.rows}) > 1
-    named = _differing(answer.rows)
-    console.print(table_of([_cells(row, named, several=several) for row in answer.rows], title=title, keys=3))
+    settings = [settings_of_row(row.prediction, _differing(answer.rows)) for row in answer.rows]
+    of_all = in_all(settings)
+    title += f"; all rows: {', '.join(of_all)}" if of_all else ""
+    own = [[text for text in texts if text not in of_all] for texts in settings]
+    cells = [_cells(row, ", ".join(texts), several=several) for row, texts in zip(answer.rows, own, strict=True)]
+    console.print(table_of(cells, title=title, keys=3, words=("settings",)))
     line(
         "best: the probability that the strategy is the fastest of those predicted, each with its fastest"
         " settings. Errors that strategies share do not count. Strategies in no row together:"
@@ -136,13 +140,12 @@ def _differing(rows: Sequence[Row]) -> set[str]:
     return {name for own in options for name in own if len({other.get(name) for other in options}) > 1}
 
 
-def _cells(row: Row, named: Container[str], *, several: bool) -> Mapping[str, str]:
-    """By column; ``several`` numbers of ranks are told apart by their rank-hours.
+def settings_of_row(prediction: Prediction, named: Container[str]) -> list[str]:
+    """What a strategy runs with, in the words of the table.
 
     Args:
         named: options that a row is told apart by.
     """
-    prediction = row.prediction
     options = dict(prediction.options)
     settings = [schedule] if (schedule := options.pop("schedule", "")) else []
     if (count := options.pop("micro_batches", None)) is not None:
@@ -151,11 +154,22 @@ def _cells(row: Row, named: Container[str], *, several: bool) -> Mapping[str, st
         f"{name.replace('_', '-')} {text}" for name, text in options.items() if name in SIMULATED_ALONE or name in named
     ]
     cap = prediction.bucket_cap_bytes
-    settings += [f"cap {cap / 1024**2:g} MiB"] if cap != bucket_limits(None)[1] else []
+    return [*settings, f"cap {cap / 1024**2:g} MiB"] if cap != bucket_limits(None)[1] else settings
+
+
+def in_all(settings: Sequence[Sequence[str]]) -> list[str]:
+    """What each of several rows has: it stands over the table, and leaves its width to what tells rows apart."""
+    first, *others = settings
+    return [text for text in first if others and all(text in other for other in others)]
+
+
+def _cells(row: Row, settings: str, *, several: bool) -> Mapping[str, str]:
+    """By column; ``several`` numbers of ranks are told apart by their rank-hours."""
+    prediction = row.prediction
     return {
         "": f"{row.place}{'*' if row.pareto else ''}",
         "strategy": prediction.strategy,
-        "settings": ", ".join(settings),
+        "settings": settings,
         "iteration": format_seconds(prediction.iteration_s),
         "90%": interval_cell(prediction),
         "best": "" if row.probability_best is None else _percent(row.probability_best),

@@ -8,8 +8,9 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from paradl_bench.plan.tasks import Stream
 from predict.costs.sourced import Floats
-from predict.simulation.simulator import Timeline
+from predict.simulation.simulator import BLOCKING, Timeline
 
 
 class StreamTimes(NamedTuple):
@@ -64,3 +65,18 @@ def exposed_seconds(
         beside = np.interp(end, moments, computed) - np.interp(start, moments, computed)
         exposed_s[name] = float(np.sum(end - start - beside))
     return exposed_s
+
+
+def overlapped_and_exposed(start_s: Floats, end_s: Floats, lane: NDArray[np.integer]) -> tuple[float, float]:
+    """Seconds of a rank's communication beside compute, and without; a :class:`Timeline` has them.
+
+    Args:
+        lane: per task, in order on each: a stream, or that of calls beside what is in flight.
+    """
+    on_compute = lane == Stream.COMPUTE
+    communicates = (lane == Stream.COMMUNICATION) | (lane == BLOCKING)
+    computing = StreamTimes(start_s[on_compute], end_s[on_compute])
+    communicating = StreamTimes.union(start_s[communicates], end_s[communicates])
+    beside = computing.busy_until(communicating.end_s) - computing.busy_until(communicating.start_s)
+    overlap_s = float(np.sum(beside))
+    return overlap_s, communicating.busy_s - overlap_s

@@ -20,6 +20,8 @@ from predict.costs.spread.assembly import join
 from predict.simulation.simulator import Timeline
 from predict.workload import Configuration
 
+NO_WAIT = InputWait(0.0, 0.0)
+
 
 def input_of(costs: CostModel, point: Configuration) -> InputTerms | None:
     """What reading and copying take, where that was measured or stated and takes any time."""
@@ -75,7 +77,7 @@ def waits_for_input(
         fetching: per task, whether it is of the input. reads: whether it is on a rank that reads it.
     """
     if not fetching.any():
-        return 0.0, InputWait(0.0, 0.0)
+        return 0.0, NO_WAIT
     begin_s, end_s = float(line.start_s[~fetching & reads].min()), float(line.end_s[~fetching].max())
     copying = phase == Phase.H2D
     starts, ends = line.start_s[copying], line.end_s[copying]

@@ -20,27 +20,27 @@ from numpy.typing import NDArray
 from paradl_bench.core.cache_keys import Answers
 from paradl_bench.plan.tasks import Ints, Phase
 from paradl_bench.strategies.passes.input_tasks import INPUT_PHASES
+from predict.costs.input.input_closed_form import InputWait
 from predict.costs.sourced import Floats
 from predict.simulation.exposure import exposed_seconds
-from predict.simulation.input_tasks import waits_for_input
+from predict.simulation.input_tasks import NO_WAIT, waits_for_input
 from predict.simulation.simulator import Timeline
 from predict.workload import Timing
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PhasedTasks:
-    """What is to be known of a timeline's tasks, or segments of tasks; arrays of one length.
+    """What is to be known of a rank's tasks, or segments of tasks; arrays of one length.
 
     Attributes:
         computes: whether it is on the stream that computes. names: of communication for layers, as in breakdowns; else
-            empty. stage: along a pipeline; 0 for all without one.
+            empty.
         found: what timelines of these tasks are all asked for.
     """
 
     phase: Ints
     computes: NDArray[np.bool_]
     names: tuple[str, ...]
-    stage: NDArray[np.integer]
     found: Answers = field(init=False, default_factory=Answers, compare=False, repr=False)
 
     @property
@@ -55,13 +55,13 @@ class PhasedTasks:
         """Per task, whether it is of the input."""
         return self.found.once("fetches", lambda: np.isin(self.phase, INPUT_PHASES))
 
-    def messages(self, phase: Phase, stage: int) -> dict[str, list[int]]:
-        """A stage's tasks of communication for layers in a phase, by name."""
-        return self.found.once((phase, stage), lambda: self._messages(phase, stage))
+    def messages(self, phase: Phase) -> dict[str, list[int]]:
+        """Tasks of communication for layers in a phase, by name."""
+        return self.found.once(phase, lambda: self._messages(phase))
 
-    def _messages(self, phase: Phase, stage: int) -> dict[str, list[int]]:
+    def _messages(self, phase: Phase) -> dict[str, list[int]]:
         by_name: dict[str, list[int]] = {}
-        for task in np.flatnonzero((self.stage == stage) & ~self.computes & (self.phase == phase)).tolist():
+        for task in np.flatnonzero(~self.computes & (self.phase == phase)).tolist():
             if self.names[task]:
                 by_name.setdefault(self.names[task], []).append(task)
         return by_name
@@ -97,28 +97,29 @@ def timing_in_turn(line: Timeline, tasks: PhasedTasks) -> Timing:
         **waiting._asdict(),
         exposed_communication_s=line.exposed_communication_s,
         overlap_s=line.overlap_s,
-        fw_of_layers_s=exposed_seconds(line, tasks.computes, tasks.messages(Phase.FW, 0)),
-        bw_of_layers_s=exposed_seconds(line, tasks.computes, tasks.messages(Phase.BW, 0)),
+        fw_of_layers_s=exposed_seconds(line, tasks.computes, tasks.messages(Phase.FW)),
+        bw_of_layers_s=exposed_seconds(line, tasks.computes, tasks.messages(Phase.BW)),
     )
 
 
-def timing_of_stages(line: Timeline, tasks: PhasedTasks) -> Timing:
-    """Phases of the stage that ends last; the first stage reads what is fetched."""
-    _, waiting = waits_for_input(line, tasks.phase, tasks.fetches, tasks.stage == 0)
-    stage = int(tasks.stage[int(np.argmax(np.where(tasks.fetches, 0.0, line.end_s)))])
-    of_stage = tasks.stage == stage
+def timing_of_stage(
+    stage: int, line: Timeline, tasks: PhasedTasks, iteration_s: float, waiting: InputWait = NO_WAIT
+) -> Timing:
+    """Phases of a stage of a pipeline.
+
+    Args:
+        stage: its place along the pipeline. line: of its tasks. iteration_s: when the last stage ends.
+        waiting: for input, which the first stage reads.
+    """
     busy = line.end_s - line.start_s
 
     def computed(phase: Phase) -> float:
-        return float(busy[of_stage & tasks.computes & (tasks.phase == phase)].sum())
+        return float(busy[tasks.computes & (tasks.phase == phase)].sum())
 
-    waited = {
-        phase: exposed_seconds(line, of_stage & tasks.computes, tasks.messages(phase, stage))
-        for phase in (Phase.FW, Phase.BW)
-    }
+    waited = {phase: exposed_seconds(line, tasks.computes, tasks.messages(phase)) for phase in (Phase.FW, Phase.BW)}
     forward, backward = (computed(phase) + sum(waited[phase].values()) for phase in (Phase.FW, Phase.BW))
     update = computed(Phase.WU)
-    exchange = _exposed_exchange(line, tasks, of_stage) + computed(Phase.GE)
+    exchange = _exposed_exchange(line, tasks) + computed(Phase.GE)
     return Timing(
         fw_s=forward,
         bw_s=backward,
@@ -128,18 +129,18 @@ def timing_of_stages(line: Timeline, tasks: PhasedTasks) -> Timing:
         overlap_s=line.overlap_s,
         fw_of_layers_s=waited[Phase.FW],
         bw_of_layers_s=waited[Phase.BW],
-        idle_s=line.iteration_s - forward - backward - exchange - update - waiting.input_s,
+        idle_s=iteration_s - forward - backward - exchange - update - waiting.input_s,
         **waiting._asdict(),
         stage=stage,
     )
 
 
-def _exposed_exchange(line: Timeline, tasks: PhasedTasks, of_stage: NDArray[np.bool_]) -> float:
+def _exposed_exchange(line: Timeline, tasks: PhasedTasks) -> float:
     """Exchange after the last backward, less the copies out of buckets, which compute."""
-    exchanging = of_stage & ~tasks.computes & (tasks.phase == Phase.GE)
+    exchanging = ~tasks.computes & (tasks.phase == Phase.GE)
     if not exchanging.any():
         return 0.0
-    last = line.end_s[of_stage & tasks.computes & (tasks.phase == Phase.BW)].max()
+    last = line.end_s[tasks.computes & (tasks.phase == Phase.BW)].max()
     after = line.end_s[exchanging].max()
-    copying = of_stage & tasks.computes & (tasks.phase == Phase.GE) & (line.start_s >= last) & (line.end_s <= after)
+    copying = tasks.computes & (tasks.phase == Phase.GE) & (line.start_s >= last) & (line.end_s <= after)
     return max(0.0, float(after - last - (line.end_s - line.start_s)[copying].sum()))

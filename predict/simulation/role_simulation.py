@@ -45,7 +45,6 @@ class RoleSimulation:
             phase=self._coalesced.phase,
             computes=self._computes[self._coalesced.first],
             names=tuple(map(names.__getitem__, self._segment_work.tolist())),
-            stage=np.zeros(len(self._segment_work), np.int32),
         )
 
     def _sums_of(self, priced: PricedPlan, role: Role) -> SegmentSums:

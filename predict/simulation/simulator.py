@@ -250,8 +250,12 @@ def _waits_across_lanes(role: Role, lane: Ints) -> tuple[NDArray[np.int64], NDAr
     return source[last], target[last]
 
 
-def merge_graphs(graphs: Sequence[TaskGraph], edges: Sequence[tuple[int, Ints, int, Ints]]) -> TaskGraph:
-    """One graph of several roles; each edge: (role, tasks) waited for, (role, tasks) that wait, one for one."""
+Edges = tuple[int, NDArray[np.integer], int, NDArray[np.integer]]
+"""(Role, tasks) that are waited for, and (role, tasks) that wait, one for one."""
+
+
+def merge_graphs(graphs: Sequence[TaskGraph], edges: Sequence[Edges]) -> TaskGraph:
+    """One graph of several roles."""
     start = np.concatenate([[0], np.cumsum([graph.tasks for graph in graphs])])
     lanes = [graph.lane + index * LANES for index, graph in enumerate(graphs)]
     sources, targets = ([graph.edges[end] + start[role] for role, graph in enumerate(graphs)] for end in (0, 1))

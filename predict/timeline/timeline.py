@@ -21,7 +21,8 @@ from paradl_bench.records.slow_rank import SlowRank
 from predict.costs.priced import PricedPlan, blocking_tasks
 from predict.costs.sourced import Floats
 from predict.simulation.exposure import StreamTimes
-from predict.simulation.pipelines.pipeline_simulation import PipelineSimulation, ends_of_transfers, lines_of_stages
+from predict.simulation.pipelines.pipeline_simulation import PipelineSimulation, lines_of_stages
+from predict.simulation.pipelines.stage import ends_of_transfers
 from predict.simulation.role_simulation import meeting_roles, role_alone
 from predict.simulation.role_straggler import straggler_of, straggler_tasks, straggler_tasks_of
 from predict.simulation.simulator import BLOCKING

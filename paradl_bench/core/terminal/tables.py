@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Container, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
@@ -16,7 +16,12 @@ _WORDS_WIDTH = 24
 
 
 def table(
-    columns: Iterable[str], rows: Iterable[Sequence[str | Text]], *, title: str | None = None, keys: int = 1
+    columns: Iterable[str],
+    rows: Iterable[Sequence[str | Text]],
+    *,
+    title: str | None = None,
+    keys: int = 1,
+    words: Container[str] = (),
 ) -> Table:
     """A table as wide as it needs. A column whose cells mostly begin with a number runs from the right.
 
@@ -25,17 +30,19 @@ def table(
 
     Args:
         keys: so many first columns name a row, or as many more as tell rows apart. Each part has them.
+        words: columns of words, though their cells may begin with a number.
     """
     from paradl_bench.core.terminal.plain_console import FittedTable
 
     rows = list(rows)
-    numbered = enumerate(zip(columns, *rows, strict=True))
-    shown = [(at, name, cells) for at, (name, *cells) in numbered if any(map(str, cells)) or not rows]
+    every = enumerate(zip(columns, *rows, strict=True))
+    shown = [(at, name, cells) for at, (name, *cells) in every if any(map(str, cells)) or not rows]
     named = _naming(rows, keys)
     drawn = FittedTable(title, keys=sum(at < named for at, *_ in shown))
     for _, name, cells in shown:
         filled = [str(cell) for cell in cells if str(cell)]
-        numbers = 2 * sum(_NUMBER.match(cell) is not None for cell in filled) > len(filled)
+        numbered = sum(_NUMBER.match(cell) is not None for cell in filled)
+        numbers = name not in words and 2 * numbered > len(filled)
         width = max(len(line) for text in (name, *filled) for line in text.splitlines() or [""])
         whole = numbers or width <= _WORDS_WIDTH
         drawn.add_column(
@@ -57,6 +64,8 @@ def _naming(rows: Sequence[Sequence[str | Text]], keys: int) -> int:
     return next((count for count in counts if len({text[:count] for text in texts}) == len(texts)), keys)
 
 
-def table_of(rows: Sequence[Mapping[str, str | Text]], *, title: str | None = None, keys: int = 1) -> Table:
+def table_of(
+    rows: Sequence[Mapping[str, str | Text]], *, title: str | None = None, keys: int = 1, words: Container[str] = ()
+) -> Table:
     """A :func:`table` of at least one row, each of which names its cells by their columns."""
-    return table(rows[0], [list(row.values()) for row in rows], title=title, keys=keys)
+    return table(rows[0], [list(row.values()) for row in rows], title=title, keys=keys, words=words)

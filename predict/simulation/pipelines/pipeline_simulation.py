@@ -11,9 +11,7 @@ slowest is the answer.
 
 from __future__ import annotations
 
-import copy
-import dataclasses
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from functools import cached_property
 from typing import NamedTuple
 
@@ -22,18 +20,20 @@ from numpy.typing import NDArray
 
 from paradl_bench.core.cache_keys import Answers
 from paradl_bench.plan.axes.kind import Trait
-from paradl_bench.plan.mesh import group_axes
-from paradl_bench.plan.tasks import Collective, Ints, Plan, Role, Sort, Stream, Transfer
-from predict.costs.priced import PricedPlan, blocking_tasks
+from paradl_bench.plan.tasks import Ints, Plan, Role, Sort, Stream
+from predict.costs.priced import PricedPlan
 from predict.costs.sourced import Floats
-from predict.simulation.phases import PhasedTasks, timing_of_stages
-from predict.simulation.pipelines.alike_segments import AlikeSegments, Places, alike_segments, joined
-from predict.simulation.pipelines.windows import Windows
+from predict.simulation.exposure import overlapped_and_exposed
+from predict.simulation.input_tasks import waits_for_input
+from predict.simulation.phases import timing_of_stage
+from predict.simulation.pipelines.alike_segments import AlikeSegments, Places, joined
+from predict.simulation.pipelines.stage import Stage, Transfers, edges_of, meetings_of
+from predict.simulation.pipelines.windows import LineWindows, last_stage
 from predict.simulation.simulator import (
     LANES,
     Condensed,
+    TaskGraph,
     Timeline,
-    coalesce,
     iteration_seconds,
     merge_graphs,
     simulate,
@@ -75,11 +75,11 @@ class PipelineSimulation:
     ) -> None:
         # What ranks of a host take from each other, the straggler factor and the answer are all simulated of one plan,
         # and so are other links and devices.
-        def find() -> tuple[StageLine, ...]:
+        def find() -> tuple[_Line, ...]:
             return _lines(plan, overlapped=overlapped, merge=merge, blocking=blocking)
 
         lines = plan.found.once(("lines", overlapped, merge, blocking), find)
-        self.lines = [line.with_straggler(straggler) for line in lines]
+        self.lines = [StageLine(line, straggler) for line in lines]
         for of_line, line in zip(self.lines, lines_of_stages(plan), strict=True):
             if slower:
                 of_line.stretch_stages([slower[index] for index in line], copies=slow_copies)
@@ -128,46 +128,20 @@ class Computing(NamedTuple):
     task_segment: NDArray[np.integer]
 
 
-def _lines(plan: Plan, *, overlapped: bool, merge: bool, blocking: frozenset[int]) -> tuple[StageLine, ...]:
-    """The lines of a plan, without straggler factor."""
-    alike, transfers = Answers(), _Transfers(plan)
+def _lines(plan: Plan, *, overlapped: bool, merge: bool, blocking: frozenset[int]) -> tuple[_Line, ...]:
+    alike, transfers, meetings = Answers(), Transfers(plan), meetings_of(plan)
 
-    def find(role: Role) -> _Stage:
-        beside = blocking_tasks(plan, role, blocking) if blocking else None
-        return _stage(role, transfers, beside, overlapped=overlapped, merge=merge)
+    def stage(role: Role) -> Stage:
+        return alike.once(
+            role.arrays,
+            lambda: Stage(plan, role, transfers, meetings, blocking=blocking, overlapped=overlapped, merge=merge),
+        )
 
-    def stage(role: Role) -> _Stage:
-        return alike.once(role.arrays, lambda: find(role))
-
-    return tuple(StageLine(plan, [stage(plan.roles[index]) for index in line]) for line in lines_of_stages(plan))
-
-
-class _Stage(NamedTuple):
-    """A role's tasks joined, which do not depend on the line that it stands in."""
-
-    role: Role
-    ends: dict[TransferEnd, list[int]]
-    condensed: Condensed
-    alike: AlikeSegments
-
-
-def _stage(
-    role: Role, transfers: _Transfers, beside: NDArray[np.bool_] | None, *, overlapped: bool, merge: bool
-) -> _Stage:
-    role = role if overlapped else transfers.with_blocking_sends(role)
-    ends = transfers.ends(role)
-    condensed = coalesce(
-        role,
-        merge=merge,
-        waiting=_chosen(ends, "receive"),
-        waited_for=_chosen(ends, "send"),
-        blocking=beside,
-    )
-    return _Stage(role, ends, condensed, alike_segments(condensed.segment, role.work))
+    return tuple(_Line(plan, [stage(plan.roles[index]) for index in line]) for line in lines_of_stages(plan))
 
 
 class LineTasks:
-    """The single tasks of a line, role after role: millions, while most predictions ask for segments alone."""
+    """The single tasks of a line, role after role: millions, while most predictions ask for windows alone."""
 
     def __init__(self, plan: Plan, roles: Sequence[Role], coalesced: Sequence[Condensed]) -> None:
         # The plan keeps its lines: one that held the plan would keep both from being freed at once.
@@ -202,40 +176,58 @@ class LineTasks:
         return _as_places(np.concatenate(list(own)))
 
 
-class StageLine:
-    """Roles that send to each other, from the first stage to the last."""
+class _Line:
+    """Stages that send to each other, from the first to the last: all of it that no costs change."""
 
-    def __init__(self, plan: Plan, stages: Sequence[_Stage]) -> None:
-        roles, coalesced = [stage.role for stage in stages], [stage.condensed for stage in stages]
-        segments = [{end: stage.condensed.segment[tasks] for end, tasks in stage.ends.items()} for stage in stages]
-        meetings = _meetings(plan, roles, [of_role.segment for of_role in coalesced])
-        self._graph = merge_graphs([of_role.graph for of_role in coalesced], [*_matches(segments), *meetings])
-        self.tasks = LineTasks(plan, roles, coalesced)
-        self._straggler = np.ones(len(plan.works))
+    def __init__(self, plan: Plan, stages: Sequence[Stage]) -> None:
+        self.stages, self.edges = stages, edges_of(stages)
+        self.tasks = LineTasks(plan, [stage.role for stage in stages], [stage.condensed for stage in stages])
+
+    @cached_property
+    def graph(self) -> TaskGraph:
+        """All segments, of which a long pipeline has millions."""
+        return merge_graphs([stage.condensed.graph for stage in self.stages], self.edges)
+
+    @cached_property
+    def alike(self) -> AlikeSegments:
+        """Of all segments."""
+        return joined([stage.alike for stage in self.stages])
+
+    @cached_property
+    def segment_work(self) -> Places:
+        """Per segment, the work of its first task."""
+        return np.concatenate([stage.work for stage in self.stages])
+
+    @cached_property
+    def role(self) -> NDArray[np.integer]:
+        """Per segment, the place of its stage."""
+        return np.repeat(np.arange(len(self.stages)), [len(stage.work) for stage in self.stages])
+
+    @cached_property
+    def fetches(self) -> bool:
+        """Whether any stage has tasks of the input."""
+        return any(bool(stage.phased.fetches.any()) for stage in self.stages)
+
+    @cached_property
+    def windows(self) -> LineWindows:
+        """Those of all stages."""
+        alike = {id(stage): stage.windows for stage in self.stages}
+        number = {key: index for index, key in enumerate(alike)}
+        return LineWindows(list(alike.values()), [number[id(stage)] for stage in self.stages], self.edges)
+
+
+class StageLine:
+    """Stages that send to each other, each of whose works takes so much longer on the slowest rank."""
+
+    def __init__(self, line: _Line, straggler: Floats) -> None:
+        self._line, self._straggler = line, straggler
         # Per task, how many times longer its stage takes; None where all stages are alike.
         self._longer: Floats | None = None
-        self._alike = joined([stage.alike for stage in stages])
-        self._windows = Windows(self._graph, self._alike.of_segments)
-        first = [of_role.first for of_role in coalesced]
-        self._segment_work = _as_places(
-            np.concatenate([role.work[tasks] for role, tasks in zip(roles, first, strict=True)])
-        )
-        self._slowdowns = [(np.zeros(0), np.zeros(0))] * 2
-        self._role = np.repeat(np.arange(len(roles)), [len(tasks) for tasks in first])
-        self._on_compute = self._graph.lane % LANES == Stream.COMPUTE
-        names = [work.name_in_breakdowns for work in plan.works]
-        self._phased = PhasedTasks(
-            phase=np.concatenate([of_role.phase for of_role in coalesced]),
-            computes=self._on_compute,
-            names=tuple(map(names.__getitem__, self._segment_work.tolist())),
-            stage=self._role,
-        )
 
-    def with_straggler(self, straggler: Floats) -> StageLine:
-        """The same line, whose works take so much longer each."""
-        other = copy.copy(self)
-        other._straggler = straggler
-        return other
+    @property
+    def tasks(self) -> LineTasks:
+        """Its single tasks."""
+        return self._line.tasks
 
     def stretch_stages(self, factors: Sequence[float], *, copies: bool) -> None:
         """Let each stage compute, and copy where copies take longer too, so many times longer."""
@@ -248,139 +240,62 @@ class StageLine:
         of_tasks = np.asarray((seconds * self._straggler).take(self.tasks.work, axis=-1))
         return of_tasks if self._longer is None else of_tasks * self._longer
 
-    def run(
-        self,
-        seconds: Floats,
-        compute_slowdown: Floats,
-        communication_slowdown: Floats,
-        *,
-        added_s: Floats | None = None,
-    ) -> Timeline:
-        """The timeline of all roles' segments under costs per work, and so many seconds more per task."""
-        slowdowns = self._slowdowns_of_segments(compute_slowdown, communication_slowdown)
-        return simulate(self._graph, self._segment_seconds(seconds, added_s), *slowdowns)
+    def run(self, seconds: Floats, *slowdowns: Floats, added_s: Floats | None = None) -> Timeline:
+        """The timeline of all stages' segments under costs per work, and so many seconds more per task."""
+        of_segments = (of_works.take(self._line.segment_work, axis=-1) for of_works in slowdowns)
+        return simulate(self._line.graph, self._segment_seconds(seconds, added_s), *of_segments)
 
     def iteration_s(self, seconds: Floats, *slowdowns: Floats) -> Floats:
-        """When the last segment ends, under each row of costs per work."""
-        of_segments = self._slowdowns_of_segments(*slowdowns)
-        if self._longer is not None:
-            return iteration_seconds(self._graph, self._segment_seconds(seconds, None), *of_segments)
-        return self._windows.iteration_s(self._alike.of_kinds(seconds * self._straggler), *of_segments)
-
-    def _slowdowns_of_segments(self, compute: Floats, communication: Floats) -> tuple[Floats, Floats]:
-        return self._of_segments(0, compute), self._of_segments(1, communication)
-
-    def _of_segments(self, number: int, slowdown: Floats) -> Floats:
-        """Per segment, from slow-downs per work, which most shifts of costs leave as they are."""
-        of_works, found = self._slowdowns[number]
-        if not np.array_equal(of_works, slowdown):
-            found = slowdown.take(self._segment_work, axis=-1)
-            self._slowdowns[number] = slowdown, found
-        return found
+        """When the last segment ends, under each row of costs per work: seconds, slow-downs."""
+        if self._longer is None:
+            return self._line.windows.iteration_s(seconds * self._straggler, *slowdowns)
+        of_segments = (of_works.take(self._line.segment_work, axis=-1) for of_works in slowdowns)
+        return iteration_seconds(self._line.graph, self._segment_seconds(seconds, None), *of_segments)
 
     def _segment_seconds(self, seconds: Floats, added_s: Floats | None) -> Floats:
         if added_s is None and self._longer is None:
-            return self._alike.seconds(seconds * self._straggler)
+            return self._line.alike.seconds(seconds * self._straggler)
         of_tasks = self.task_seconds(seconds)
         if added_s is not None:
             of_tasks = np.maximum(of_tasks + added_s, 0.0)
-        return sums_within(self.tasks.segment, of_tasks, self._graph.tasks)
+        return sums_within(self.tasks.segment, of_tasks, self._line.graph.tasks)
 
     def computing(self, *costs: Floats) -> Computing:
         """When its ranks compute."""
-        line, chosen = self.run(*costs), self._on_compute
+        line, chosen = self.run(*costs), self._line.graph.lane % LANES == Stream.COMPUTE
         index = np.cumsum(chosen) - 1
         tasks = np.flatnonzero(chosen[self.tasks.segment])
         return Computing(
-            stage=self._role[chosen],
+            stage=self._line.role[chosen],
             start_s=line.start_s[chosen],
             end_s=line.end_s[chosen],
             task_work=self.tasks.work[tasks],
             task_segment=index[self.tasks.segment[tasks]],
         )
 
-    def timing(self, *costs: Floats) -> Timing:
-        """Phases of the rank that ends last."""
-        return timing_of_stages(self.run(*costs), self._phased)
+    def timing(self, seconds: Floats, *slowdowns: Floats) -> Timing:
+        """Phases of the stage that ends last."""
+        if self._longer is None and not self._line.fetches:
+            late = seconds * self._straggler
+            last, of_last, iteration_s = self._line.windows.timeline_of_last(late, *slowdowns)
+            return timing_of_stage(last, of_last, self._line.stages[last].phased, iteration_s)
+        return self._timing_of_all(self.run(seconds, *slowdowns))
+
+    def _timing_of_all(self, line: Timeline) -> Timing:
+        stages = self._line.stages
+        borders = np.cumsum([len(stage.work) for stage in stages])[:-1]
+        starts, ends = np.split(line.start_s, borders), np.split(line.end_s, borders)
+        phased = [stage.phased for stage in stages]
+        fetches = np.concatenate([of_stage.fetches for of_stage in phased])
+        phase = np.concatenate([of_stage.phase for of_stage in phased])
+        _, waiting = waits_for_input(line, phase, fetches, self._line.role == 0)
+        last = last_stage([np.where(of.fetches, 0.0, end_s) for of, end_s in zip(phased, ends, strict=True)])
+        lane = stages[last].condensed.graph.lane
+        beside = overlapped_and_exposed(starts[last], ends[last], lane)
+        of_last = Timeline(starts[last], ends[last], *beside)
+        return timing_of_stage(last, of_last, phased[last], line.iteration_s, waiting)
 
 
 def _as_places(indices: Ints) -> Places:
     """Indices in the width that numpy looks places up by; narrower ones it would widen in each simulation, slowly."""
     return indices.astype(np.intp)
-
-
-def ends_of_transfers(plan: Plan, role: Role) -> dict[TransferEnd, list[int]]:
-    """Tasks of a role that send and receive, in order."""
-    return _Transfers(plan).ends(role)
-
-
-class TransferEnd(NamedTuple):
-    """One end of the messages that cross a cut in one phase, or go from one rank to another one."""
-
-    direction: str
-    phase: str
-    cut: int
-    to: int
-
-
-class _Transfers:
-    """Which works of a plan send and receive."""
-
-    def __init__(self, plan: Plan) -> None:
-        ends: dict[TransferEnd, int] = {}
-        self._number = np.full(len(plan.works), -1)
-        self._sends = np.zeros(len(plan.works), bool)
-        for index, work in plan.of_kind(Transfer).items():
-            self._number[index] = ends.setdefault(TransferEnd(work.direction, work.phase, work.cut, work.to), len(ends))
-            self._sends[index] = work.direction == "send"
-        self._ends = list(ends)
-
-    def ends(self, role: Role) -> dict[TransferEnd, list[int]]:
-        """Tasks of a role that send and receive, in order."""
-        numbers = self._number[role.work]
-        tasks = np.flatnonzero(numbers >= 0)
-        tasks = tasks[np.argsort(numbers[tasks], kind="stable")]
-        used, starts = np.unique(numbers[tasks], return_index=True)
-        rows = np.split(tasks, starts[1:])
-        return {self._ends[number]: row.tolist() for number, row in zip(used.tolist(), rows, strict=False)}
-
-    def with_blocking_sends(self, role: Role) -> Role:
-        """The role with its sends on the compute stream."""
-        stream = np.where(self._sends[role.work], np.int32(Stream.COMPUTE), role.stream)
-        return dataclasses.replace(role, stream=stream.astype(np.int32))
-
-
-def _chosen(ends: Mapping[TransferEnd, list[int]], direction: str) -> list[int]:
-    return [task for end, tasks in ends.items() if end.direction == direction for task in tasks]
-
-
-def _matches(ends: Sequence[Mapping[TransferEnd, Ints]]) -> list[tuple[int, Ints, int, Ints]]:
-    """(role, segments) that send and (role, segments) that receive the same messages."""
-    sends = {
-        end[1:]: (role, messages)
-        for role, of in enumerate(ends)
-        for end, messages in of.items()
-        if end.direction == "send"
-    }
-    return [
-        (*sends[end[1:]], role, messages)
-        for role, of in enumerate(ends)
-        for end, messages in of.items()
-        if end.direction == "receive"
-    ]
-
-
-def _meetings(plan: Plan, roles: Sequence[Role], segments: Sequence[Ints]) -> list[tuple[int, Ints, int, Ints]]:
-    """(role, segments) that collectives of all stages wait for and (role, segments) of these, between unlike roles.
-
-    Every stage issues as many, each behind one task of its own.
-    """
-    (stages,) = group_axes(plan.strategy, Trait.STAGES)
-    of_all = np.array([isinstance(work, Collective) and stages in work.axes for work in plan.works], bool)
-    met = [np.flatnonzero(of_all[role.work]) for role in roles]
-    before = [role.dependencies[role.dependency_start[tasks]] for role, tasks in zip(roles, met, strict=True)]
-    ends = [
-        (segment_of[waited], segment_of[tasks]) for segment_of, waited, tasks in zip(segments, before, met, strict=True)
-    ]
-    pairs = ((one, other) for one in range(len(roles)) for other in range(len(roles)) if one != other)
-    return [(one, ends[one][0], other, ends[other][1]) for one, other in pairs if len(ends[one][0])]

@@ -1,13 +1,13 @@
-"""Windows: parts of a rank's work that begin when all before them is done, and that all behind them waits for.
+"""Windows: parts of a stage's work that begin when all before them is done, and that all behind them waits for.
 
 Layers that are shared compute, call, compute, call, and nothing else goes on meanwhile. Such a part takes what it takes
-by itself, whatever surrounds it. Micro-batches repeat a few of them, each of which is simulated once. An interval
-evaluates a pipeline dozens of times and asks for the end alone: of a graph in which each window is one task.
+by itself, whatever surrounds it. Micro-batches repeat a few of them, each of which is simulated once. So stages are
+joined by graphs in which each window is one task: a line of 64 has millions of segments, and some 100,000 of these.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Sequence
 from functools import cached_property
 from typing import NamedTuple
 
@@ -16,8 +16,20 @@ from numpy.typing import NDArray
 
 from paradl_bench.plan.tasks import Ints, Stream
 from predict.costs.sourced import Floats
-from predict.simulation.pipelines.alike_segments import Places, alike_segments
-from predict.simulation.simulator import BLOCKING, LANES, TaskGraph, distinct, end_seconds, iteration_seconds
+from predict.simulation.exposure import overlapped_and_exposed
+from predict.simulation.pipelines.alike_segments import AlikeSegments, Places, alike_segments
+from predict.simulation.simulator import (
+    BLOCKING,
+    LANES,
+    Edges,
+    TaskGraph,
+    Timeline,
+    distinct,
+    end_seconds,
+    iteration_seconds,
+    merge_graphs,
+    simulate,
+)
 
 _LANES = (int(Stream.COMPUTE), int(Stream.COMMUNICATION), BLOCKING)
 """Of a role, those whose tasks slow each other."""
@@ -25,35 +37,98 @@ _NONE = -1
 
 
 class Windows:
-    """A graph whose windows are found when it is first asked when the iteration ends.
+    """Those of one stage.
 
     Args:
-        kind: per task, a number; tasks of one kind take the same, and are slowed alike.
+        graph: its segments.
+        alike: which of these do the same; such take the same, and are slowed alike.
+        work: per segment, the one whose slow-downs it has.
+        waits, waited_for: segments that wait for other stages, and that these wait for.
     """
 
-    def __init__(self, graph: TaskGraph, kind: Places) -> None:
-        self._graph, self._kind = graph, kind
+    def __init__(self, graph: TaskGraph, alike: AlikeSegments, work: Places, waits: Ints, waited_for: Ints) -> None:
+        self._graph, self._alike, self._work = graph, alike, work
+        self.node = _nodes(graph, waits, waited_for)
+        """Per segment, the number of the window that holds it, or its own; in the order of their first segments."""
+        self._distinct = _distinct_windows(graph, alike.of_segments, self.node)
+        self.outer = _joined(graph, self.node, self._distinct.first)
+        """The graph of the nodes."""
+
+    def costs_of_nodes(self, seconds: Floats, *slowdowns: Floats) -> tuple[Floats, ...]:
+        """Seconds and slow-downs per node, of one row of each per work or of several."""
+        found, of_kinds = self._distinct, self._alike.of_kinds(seconds)
+        works = self._work[found.tasks]
+        of_windows = found.seconds(
+            of_kinds.take(self._alike.of_segments[found.tasks], axis=-1),
+            *(of_works.take(works, axis=-1) for of_works in slowdowns),
+        )
+        every = np.concatenate([of_windows, of_kinds], axis=-1)
+        first = self._work[found.first]
+        return every.take(found.number, axis=-1), *(of_works.take(first, axis=-1) for of_works in slowdowns)
 
     @cached_property
-    def node(self) -> Places:
-        """Per task, the number of the window that holds it, or its own; in the order of their first tasks."""
-        return _nodes(self._graph)
+    def _place(self) -> Places:
+        """Per segment, which task of the distinct windows it is like; -1 for one by itself."""
+        found, order = self._distinct, np.argsort(self.node, kind="stable")
+        count = np.bincount(self.node)
+        within = np.arange(len(order)) - np.repeat(np.cumsum(count) - count, count)
+        number = found.number[self.node[order]]
+        in_window = count[self.node[order]] > 1
+        place = np.full(len(order), _NONE)
+        place[order[in_window]] = found.start[number[in_window]] + within[in_window]
+        return place
 
-    @cached_property
-    def _distinct(self) -> _Distinct:
-        return _distinct_windows(self._graph, self._kind, self.node)
-
-    @cached_property
-    def _outer(self) -> TaskGraph:
-        return _joined(self._graph, self.node, self._distinct.first)
-
-    def iteration_s(self, of_kinds: Floats, *slowdowns: Floats) -> Floats:
-        """When the last task ends, under each row of seconds per kind, and slow-downs per task."""
+    def timeline(self, start_s: Floats, end_s: Floats, seconds: Floats, *slowdowns: Floats) -> Timeline:
+        """That of all segments, from when nodes start and end under costs per work."""
         found = self._distinct
-        of_windows = found.seconds(of_kinds.take(self._kind[found.tasks], axis=-1), *slowdowns)
-        seconds = np.concatenate([of_windows, of_kinds], axis=-1)
-        of_nodes = (of_tasks.take(found.first, axis=-1) for of_tasks in slowdowns)
-        return iteration_seconds(self._outer, seconds.take(found.number, axis=-1), *of_nodes)
+        kinds, works = self._alike.of_segments[found.tasks], self._work[found.tasks]
+        of_works = (slowdown[works] for slowdown in slowdowns)
+        inside = simulate(found.graph, self._alike.of_kinds(seconds)[kinds], *of_works)
+        starts, ends = start_s[self.node], end_s[self.node]
+        in_window = np.flatnonzero(self._place >= 0)
+        places = self._place[in_window]
+        ends[in_window] = starts[in_window] + inside.end_s[places]
+        starts[in_window] += inside.start_s[places]
+        return Timeline(starts, ends, *overlapped_and_exposed(starts, ends, self._graph.lane % LANES))
+
+
+class LineWindows:
+    """Those of stages that wait for each other.
+
+    Args:
+        windows: of the stages that differ. of_stages: per stage, which of these it has.
+    """
+
+    def __init__(self, windows: Sequence[Windows], of_stages: Sequence[int], edges: Sequence[Edges]) -> None:
+        self._windows, self._of_stages = windows, of_stages
+        node = [windows[number].node for number in of_stages]
+        graphs = [windows[number].outer for number in of_stages]
+        between = [(one, node[one][ends], other, node[other][waits]) for one, ends, other, waits in edges]
+        self._graph = merge_graphs(graphs, between)
+        self._borders = np.cumsum([graph.tasks for graph in graphs])[:-1]
+
+    def _costs(self, costs: Sequence[Floats]) -> list[Floats]:
+        of_windows = [windows.costs_of_nodes(*costs) for windows in self._windows]
+        of_stages = zip(*(of_windows[number] for number in self._of_stages), strict=True)
+        return [np.concatenate(of_stage, axis=-1) for of_stage in of_stages]
+
+    def iteration_s(self, *costs: Floats) -> Floats:
+        """When the last stage ends, under each row of costs per work: seconds, slow-downs."""
+        return iteration_seconds(self._graph, *self._costs(costs))
+
+    def timeline_of_last(self, *costs: Floats) -> tuple[int, Timeline, float]:
+        """The stage that ends last, the timeline of its segments, and when it ends."""
+        line = simulate(self._graph, *self._costs(costs))
+        starts, ends = np.split(line.start_s, self._borders), np.split(line.end_s, self._borders)
+        last = last_stage(ends)
+        windows = self._windows[self._of_stages[last]]
+        return last, windows.timeline(starts[last], ends[last], *costs), line.iteration_s
+
+
+def last_stage(ends_s: Sequence[Floats]) -> int:
+    """The one that ends last; the first of those that do so at once, but for rounding."""
+    of_stages = np.array([ends.max(initial=0.0) for ends in ends_s])
+    return int(np.argmax(of_stages >= of_stages.max() * (1 - 1e-12)))
 
 
 class _Distinct(NamedTuple):
@@ -73,19 +148,18 @@ class _Distinct(NamedTuple):
     number: Places
 
     def seconds(self, of_tasks: Floats, *slowdowns: Floats) -> Floats:
-        """Per window, from the seconds of its tasks, and the slow-downs of those of the whole graph."""
+        """Per window, from the seconds and slow-downs of its tasks."""
         if not len(self.start):
             return of_tasks
-        inside = (of_graph.take(self.tasks, axis=-1) for of_graph in slowdowns)
-        return np.maximum.reduceat(end_seconds(self.graph, of_tasks, *inside), self.start, axis=-1)
+        return np.maximum.reduceat(end_seconds(self.graph, of_tasks, *slowdowns), self.start, axis=-1)
 
 
 class _Members(NamedTuple):
-    """Tasks of a role on the lanes that slow each other, and the edges among them.
+    """Segments on the lanes that slow each other, and the edges among them.
 
     Attributes:
-        lane: per member, which of the role's lanes it is on. source, target: of edges, by members, in the order of the
-            former. entered, left: per member, whether it waits for a task elsewhere, or one elsewhere for it.
+        lane: per member, which lane it is on. source, target: of edges, by members.
+        entered, left: per member, whether it waits for a segment elsewhere, or one elsewhere for it.
     """
 
     lane: Ints
@@ -95,33 +169,26 @@ class _Members(NamedTuple):
     left: NDArray[np.bool_]
 
 
-def _nodes(graph: TaskGraph) -> Places:
-    lane = graph.lane % LANES
-    member = np.flatnonzero(np.isin(lane, _LANES))
+def _nodes(graph: TaskGraph, waits: Ints, waited_for: Ints) -> Places:
+    member = np.flatnonzero(np.isin(graph.lane, _LANES))
     begins = np.ones(graph.tasks, bool)
-    # Role by role: arrays of all roles would lie beyond the processor's caches.
-    begins[member] = np.concatenate([np.zeros(0, bool), *map(_begins, _members_of_roles(graph, member))])
+    begins[member] = _begins(_members(graph, member, waits, waited_for))
     leader = np.where(begins, np.arange(graph.tasks), 0)
     leader[member] = np.maximum.accumulate(leader[member])
     return np.asarray((np.cumsum(begins) - 1)[leader])
 
 
-def _members_of_roles(graph: TaskGraph, member: Places) -> Iterator[_Members]:
+def _members(graph: TaskGraph, member: Places, waits: Ints, waited_for: Ints) -> _Members:
     number = np.full(graph.tasks, _NONE)
     number[member] = np.arange(len(member))
-    lane, role = graph.lane[member] % LANES, graph.lane[member] // LANES
     source, target = (number[end] for end in graph.edges)
     inside = (source >= 0) & (target >= 0)
-    inside[inside] = role[source[inside]] == role[target[inside]]
-    entered, left = np.zeros(len(member), bool), np.zeros(len(member), bool)
+    entered, left = np.zeros(graph.tasks, bool), np.zeros(graph.tasks, bool)
+    entered[waits], left[waited_for] = True, True
+    entered, left = entered[member], left[member]
     entered[target[~inside & (target >= 0)]] = True
     left[source[~inside & (source >= 0)]] = True
-    source, target = source[inside], target[inside]
-    starts = np.flatnonzero(np.append(True, role[1:] != role[:-1])[: len(role)])
-    for start, end in zip(starts, np.append(starts[1:], len(role)), strict=False):
-        edges = slice(*np.searchsorted(source, (start, end)))
-        members = slice(start, end)
-        yield _Members(lane[members], source[edges] - start, target[edges] - start, entered[members], left[members])
+    return _Members(graph.lane[member], source[inside], target[inside], entered, left)
 
 
 def _begins(members: _Members) -> NDArray[np.bool_]:
@@ -194,7 +261,7 @@ def _distinct_windows(graph: TaskGraph, kind: Places, node: Places) -> _Distinct
     inside = node[source] == node[target]
     source, target = source[inside], target[inside]
     # Windows are alike where their tasks are, on the same lanes, and the edges between these.
-    of_tasks = kind[tasks] * LANES + graph.lane[tasks] % LANES
+    of_tasks = kind[tasks] * LANES + graph.lane[tasks]
     # Tasks of other lanes may stand between those of a window: they are not counted.
     place_of = np.cumsum(is_window[node])
     places = place_of[np.stack([source, target])] - place_of[first[node[source]]]
@@ -226,9 +293,7 @@ def _by_themselves(
     role = np.cumsum(begins) - 1
     source, target = (place[end] for end in inside)
     known = source >= 0
-    of_windows = TaskGraph.of_edges(
-        graph.lane[tasks] % LANES + role * LANES, int(begins.sum()), source[known], target[known]
-    )
+    of_windows = TaskGraph.of_edges(graph.lane[tasks] + role * LANES, int(begins.sum()), source[known], target[known])
     return tasks, np.flatnonzero(begins), of_windows
 
 
@@ -245,4 +310,4 @@ def _joined(graph: TaskGraph, node: Places, first: Places) -> TaskGraph:
     apart = lane[source] != lane[target]
     edges = distinct(target[apart] * (nodes + 1) + source[apart])
     ends = ((edges % (nodes + 1)).astype(np.int32), (edges // (nodes + 1)).astype(np.int32))
-    return TaskGraph.of_edges(lane, graph.roles, *ends)
+    return TaskGraph.of_edges(lane, 1, *ends)

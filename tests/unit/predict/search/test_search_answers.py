@@ -28,7 +28,7 @@ from predict.prediction.interval import Interval, Timed
 from predict.prediction.prediction import Predictor
 from predict.search import ranking
 from predict.search.chances import chances_of_best, pareto, steps
-from predict.search.presentation import _cells, _differing
+from predict.search.presentation import _differing, in_all, settings_of_row
 from predict.search.search import Row, most_predictions, rows_of
 from predict.workload import Configuration, evaluator_named
 
@@ -133,8 +133,14 @@ def test_rows_unlike_in_an_option_alone_look_different() -> None:
         )
         for place, own in enumerate(({}, {"context_exchange": "ring"}, {"sequence_parallel": "on"}), start=1)
     ]
-    shown = [_cells(row, _differing(rows), several=False)["settings"] for row in rows]
-    assert shown == ["recompute all", "recompute all, context-exchange ring", "recompute all, sequence-parallel on"]
+    shown = [settings_of_row(row.prediction, _differing(rows)) for row in rows]
+    assert shown == [
+        ["recompute all"],
+        ["recompute all", "context-exchange ring"],
+        ["recompute all", "sequence-parallel on"],
+    ]
+    assert in_all(shown) == ["recompute all"]
+    assert in_all(shown[:1]) == []
 
 
 def test_several_numbers_of_ranks_are_compared_by_rank_hours(profile: Path) -> None:

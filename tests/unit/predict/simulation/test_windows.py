@@ -6,8 +6,10 @@ import numpy as np
 import pytest
 
 from paradl_bench.plan.tasks import Stream
-from predict.simulation.pipelines.windows import Windows
-from predict.simulation.simulator import BLOCKING, LANES, TaskGraph, iteration_seconds
+from predict.simulation.exposure import overlapped_and_exposed
+from predict.simulation.pipelines.alike_segments import AlikeSegments
+from predict.simulation.pipelines.windows import LineWindows, Windows, last_stage
+from predict.simulation.simulator import BLOCKING, LANES, Edges, TaskGraph, iteration_seconds, simulate
 
 COMPUTE, CALL, FETCH = int(Stream.COMPUTE), int(Stream.COMMUNICATION), int(Stream.INPUT)
 OF_LANES = [COMPUTE, CALL, BLOCKING, FETCH]
@@ -20,8 +22,42 @@ def graph_of(lanes: list[int], edges: list[tuple[int, int]], roles: int = 1) -> 
     return TaskGraph.of_edges(np.array(lanes, np.int32), roles, source, target)
 
 
+def stages_of(graph: TaskGraph, kind: np.ndarray) -> tuple[list[Windows], list[Edges]]:
+    """The windows of each role of a graph, and the edges between roles."""
+    role, kinds = graph.lane // LANES, np.arange(kind.max(initial=-1) + 1)
+    start = np.searchsorted(role, np.arange(graph.roles))
+    source, target = graph.edges
+    across = role[source] != role[target]
+    edges = [
+        (int(role[one]), np.array([one - start[role[one]]]), int(role[other]), np.array([other - start[role[other]]]))
+        for one, other in zip(source[across], target[across], strict=True)
+    ]
+    windows = []
+    for number in range(graph.roles):
+        own = np.flatnonzero(role == number)
+        inside = (role[source] == number) & (role[target] == number)
+        of_role = graph_of(
+            (graph.lane[own] % LANES).tolist(),
+            list(zip(source[inside] - start[number], target[inside] - start[number], strict=True)),
+        )
+        waits = [waiting for *_, other, (waiting,) in edges if other == number]
+        waited_for = [ends for one, (ends,), *_ in edges if one == number]
+        alike = AlikeSegments(kinds, kinds, kind[own])
+        windows.append(Windows(of_role, alike, kind[own], np.array(waits, int), np.array(waited_for, int)))
+    return windows, edges
+
+
+def line_of(graph: TaskGraph, kind: np.ndarray) -> LineWindows:
+    """A graph's roles as stages of a line."""
+    windows, edges = stages_of(graph, kind)
+    return LineWindows(windows, range(len(windows)), edges)
+
+
 def nodes(graph: TaskGraph) -> list[int]:
-    return Windows(graph, np.arange(graph.tasks)).node.tolist()
+    found: list[int] = []
+    for windows in stages_of(graph, np.arange(graph.tasks))[0]:
+        found += (windows.node + max(found, default=-1) + 1).tolist()
+    return found
 
 
 def drawn(seed: int) -> tuple[TaskGraph, np.ndarray]:
@@ -59,14 +95,40 @@ def drawn(seed: int) -> tuple[TaskGraph, np.ndarray]:
 @pytest.mark.parametrize("seed", range(80))
 def test_iterations_end_as_those_of_the_whole_graph(seed: int) -> None:
     graph, kind = drawn(seed)
-    generator, windows = np.random.default_rng(seed), Windows(graph, kind)
+    generator, line = np.random.default_rng(seed), line_of(graph, kind)
     for _ in range(5):
         of_kinds, slowdowns = generator.exponential(size=(3, KINDS)), 1 + 2 * generator.random((2, KINDS))
         of_tasks = [of_kind[kind] for of_kind in slowdowns]
         expected = iteration_seconds(graph, of_kinds[:, kind], *of_tasks)
-        assert windows.iteration_s(of_kinds, *of_tasks) == pytest.approx(expected, rel=1e-12)
-        one = windows.iteration_s(of_kinds[0], *of_tasks)
+        assert line.iteration_s(of_kinds, *slowdowns) == pytest.approx(expected, rel=1e-12)
+        one = line.iteration_s(of_kinds[0], *slowdowns)
         assert one == pytest.approx(expected[0], rel=1e-12)
+
+
+@pytest.mark.parametrize("seed", range(80))
+def test_the_last_stage_runs_as_in_the_whole_graph(seed: int) -> None:
+    graph, kind = drawn(seed)
+    generator = np.random.default_rng(seed)
+    of_kinds, slowdowns = generator.exponential(size=KINDS), 1 + 2 * generator.random((2, KINDS))
+    last, of_last, iteration_s = line_of(graph, kind).timeline_of_last(of_kinds, *slowdowns)
+    whole = simulate(graph, of_kinds[kind], *(of_kind[kind] for of_kind in slowdowns))
+    own = graph.lane // LANES == last
+    assert last == last_stage([whole.end_s[graph.lane // LANES == role] for role in range(2)])
+    assert iteration_s == pytest.approx(whole.iteration_s, rel=1e-12)
+    assert of_last.start_s == pytest.approx(whole.start_s[own], rel=1e-12, abs=1e-12)
+    assert of_last.end_s == pytest.approx(whole.end_s[own], rel=1e-12)
+    assert of_last.overlap_s == pytest.approx(whole.overlap_s, abs=1e-12)
+    assert of_last.exposed_communication_s == pytest.approx(whole.exposed_communication_s, abs=1e-12)
+    lane = graph.lane[own] % LANES
+    assert overlapped_and_exposed(whole.start_s[own], whole.end_s[own], lane) == pytest.approx(
+        (whole.overlap_s, whole.exposed_communication_s), abs=1e-12
+    )
+
+
+def test_of_stages_that_end_at_once_the_first_counts() -> None:
+    ends = [np.array([1.0, 2.0]), np.array([3.0 - 1e-15]), np.array([3.0])]
+    assert last_stage(ends) == 1
+    assert last_stage([np.zeros(0), np.array([0.5])]) == 1
 
 
 def test_drawn_graphs_have_windows() -> None:
@@ -86,7 +148,7 @@ def test_a_window_holds_what_goes_on_beside_its_calls() -> None:
     kind = np.arange(6)
     seconds, slow = np.array([1.0, 3.0, 2.0, 1.0, 1.0, 1.0]), np.full(6, 2.0)
     # Beside each other 4 s of the call pass, and 2 s of compute's 3; then 1 s is left.
-    assert Windows(graph, kind).iteration_s(seconds, slow, slow) == pytest.approx(1 + 4 + 1 + 1 + 1 + 1)
+    assert line_of(graph, kind).iteration_s(seconds, slow, slow) == pytest.approx(1 + 4 + 1 + 1 + 1 + 1)
 
 
 def test_what_runs_beside_a_send_stays_apart() -> None:
@@ -116,12 +178,12 @@ def test_what_is_fetched_between_makes_no_windows_alike() -> None:
     second = LANES + COMPUTE
     lanes = [COMPUTE, CALL, COMPUTE, COMPUTE, second, LANES + CALL, LANES + FETCH, second, second]
     graph = graph_of(lanes, [(0, 1), (1, 3), (4, 5), (5, 7)], 2)
-    kind, seconds, none = np.array([0, 1, 2, 2, 0, 1, 3, 2, 2]), np.array([1.0, 2.0, 2.0, 0.0]), np.ones(9)
+    kind, seconds, none = np.array([0, 1, 2, 2, 0, 1, 3, 2, 2]), np.array([1.0, 2.0, 2.0, 0.0]), np.ones(4)
     assert nodes(graph) == [0, 0, 0, 0, 1, 1, 2, 1, 1]
-    assert Windows(graph, kind).iteration_s(seconds, none, none) == 1 + 2 + 2 + 2
+    assert line_of(graph, kind).iteration_s(seconds, none, none) == 1 + 2 + 2 + 2
 
 
 def test_an_empty_graph_takes_no_time() -> None:
     nothing = np.zeros(0)
-    windows = Windows(graph_of([], []), np.zeros(0, np.intp))
-    assert windows.iteration_s(np.zeros((2, 0)), nothing, nothing).tolist() == [0.0, 0.0]
+    line = line_of(graph_of([], []), np.zeros(0, np.intp))
+    assert line.iteration_s(np.zeros((2, 0)), nothing, nothing).tolist() == [0.0, 0.0]
