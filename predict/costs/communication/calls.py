@@ -42,17 +42,22 @@ def works_with_all_reduce(plan: Plan) -> NDArray[np.bool_]:
     sharded = zero_stage(plan.strategy) > 0
     if not _all_reduces_of_gradients(plan) or sharded:
         return np.zeros(len(plan.works), bool)
-    return np.array([_is_blocking(plan, index) for index in range(len(plan.works))], bool)
+    behind_compute = _works_behind_compute(plan)
+    return np.array([_is_blocking(*of) for of in zip(plan.works, behind_compute.tolist(), strict=True)], bool)
 
 
-def _is_blocking(plan: Plan, number: int) -> bool:
-    work = plan.works[number]
+def _works_behind_compute(plan: Plan) -> NDArray[np.bool_]:
+    """Per work, whether any of its tasks is outside of forward and backward."""
+    found = np.zeros(len(plan.works), bool)
+    for role in plan.roles:
+        found[role.work[(role.phase != Phase.FW) & (role.phase != Phase.BW)]] = True
+    return found
+
+
+def _is_blocking(work: Work, behind_compute: bool) -> bool:
     if isinstance(work, Transfer):
         return work.direction == "send" and work.to < 0
-    if not (work.is_of_layer and work.meets):
-        return False
-    phases = {phase for role in plan.roles for phase in _numbers_in(role.phase[role.work == number])}
-    return phases <= {int(Phase.FW), int(Phase.BW)}
+    return bool(work.is_of_layer and work.meets) and not behind_compute
 
 
 def _taking_part(plan: Plan, work: Work) -> float:
@@ -104,7 +109,9 @@ def _tasks_after_compute(works: tuple[Work, ...], role: Role) -> NDArray[np.bool
     from_compute, waited_for = np.zeros((2, len(first)), bool)
     # What an iteration begins with stands behind the weight update of the one before.
     from_compute[0] = first[0] == 0
-    from_compute[run_of[task[computes[waits_for] & np.isin(task, first)]]] = True
+    is_first = np.zeros(role.tasks, bool)
+    is_first[first] = True
+    from_compute[run_of[task[computes[waits_for] & is_first[task]]]] = True
     # Compute that waits for a run does so before the next one begins.
     met = computes[task] & (run_of[waits_for] >= 0)
     runs, in_front = run_of[waits_for[met]], np.searchsorted(first, task[met]) - 1

@@ -1,0 +1,51 @@
+"""Accuracy of the axes that train transformers on two real ranks: ZeRO 3, tensor, context, experts, pipeline.
+
+    python benchmarks/accuracy/transformers.py -o DIR [--repetitions 2]
+
+GPT-2, a Llama and a Mixtral at a tiny size (:mod:`emulated_networks`). A repetition sweeps collectives, and of each
+network measures the layers, whole and as a rank of each strategy that shares them has them, by one rank and by two at
+once; right behind it trains by every strategy. One profile is fitted from all repetitions and held against every run.
+What is complete is not measured again.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from pathlib import Path
+
+from repetitions import measure_and_validate
+
+BATCH, ITERATIONS, REPETITIONS = 8, 20, 2
+_OF_ALL = (
+    ("z3d2", ""),
+    ("t2", "--sequence-parallel on"),
+    ("x2", "--context-exchange ring"),
+    ("x2", "--context-exchange all-to-all"),
+    ("p2", "--micro-batches 2 --schedule 1f1b"),
+)
+STRATEGIES = {"gpt2": _OF_ALL, "llama": _OF_ALL, "mixtral": (("z3d2", ""), ("e2", ""), _OF_ALL[-1])}
+SHARDS = {"gpt2": "t2,x2", "llama": "t2,x2", "mixtral": "e2"}
+
+
+def commands(output: Path, repetition: int) -> Iterator[tuple[list[str], Path]]:
+    """A repetition's measurements, runs right behind the layers of their network."""
+    base = output / f"r{repetition}"
+    swept = "--ranks 2 --ops all_reduce,all_gather,reduce_scatter,all_to_all,exchange,broadcast,send_recv"
+    swept += " --sizes 4K,64K,512K,4M --blocks 2"
+    contexts = ["--contexts", "after-compute,with-compute,with-all-reduce"]
+    yield ["collectives", *swept.split(), *contexts], base / "collectives"
+    for name, strategies in STRATEGIES.items():
+        model = f"emulated_networks:tiny_{name}"
+        layers = f"--batch {BATCH // 2},{BATCH} --ranks-on-host 1,2 --isolated none --blocks 2 --no-verify"
+        yield ["layers", model, *layers.split(), "--shards", SHARDS[name]], base / f"layers-{name}"
+        for strategy, options in strategies:
+            trained = f"--strategy {strategy} --batch {BATCH} --iterations {ITERATIONS} --no-verify {options}"
+            words = "-".join([name, strategy, *options.replace("--", "").split()])
+            yield ["train", model, *trained.split()], base / words
+
+
+if __name__ == "__main__":
+    networks = str(Path(__file__).parents[1] / "networks")
+    os.environ["PYTHONPATH"] = os.pathsep.join([networks, os.environ.get("PYTHONPATH", "")])
+    measure_and_validate(__doc__.splitlines()[0], commands, REPETITIONS)
