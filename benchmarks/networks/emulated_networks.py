@@ -94,6 +94,16 @@ def tiny_t5() -> nn.Module:
     return t5(TINY)
 
 
+def tiny_llama() -> nn.Module:
+    """See :func:`llama`."""
+    return llama(TINY)
+
+
+def tiny_mixtral() -> nn.Module:
+    """See :func:`mixtral`."""
+    return mixtral(TINY)
+
+
 def _untied(family: str, size: Size, **settings: Any) -> nn.Module:
     model = build_language_model(family, tied=False, vocab_size=size.vocabulary, **settings)
     model.input_shape = (size.tokens,)  # type: ignore[assignment]

@@ -22,7 +22,7 @@ from paradl_bench.network.graph import Layer, ModelGraph
 from paradl_bench.network.models.catalog import LoadedModel
 from paradl_bench.plan.axes.kind import Trait
 from paradl_bench.plan.axes.registry import kinds_with
-from paradl_bench.plan.axis_planner import AxisPlace, ShardingPlanner, axis_planner
+from paradl_bench.plan.axis_planner import AxisPlace, ShardingPlanner, axis_planner, shard_label
 from paradl_bench.plan.mesh import axes_that_shard
 from paradl_bench.plan.settings import PlanSettings
 from paradl_bench.plan.strategy import Axis, Strategy
@@ -127,7 +127,8 @@ class RehearsedModel:
         model: on its device, with the same values as on every rank; its parameters are replaced by shards.
 
     Attributes:
-        layers: by index in the network, the layers that are not those of the whole model, as this rank runs them.
+        layers: by index in the network, each layer as this rank runs it, and what measurements call that; without those
+            that it runs in several rounds.
     """
 
     def __init__(
@@ -139,7 +140,7 @@ class RehearsedModel:
         settings: PlanSettings,
         device: torch.device,
     ) -> None:
-        self.layers = _sharded_layers(network, axis, position, settings)
+        self.layers = _layers_as_run(network, axis, position, settings)
         clock = _PausingClock()
         self.clock: Clock = clock if device.type == "cpu" else clock_for(device)
         nobody: Any = None
@@ -172,7 +173,7 @@ class RehearsedModel:
             self._probe = self._module.observer = None
 
 
-def _sharded_layers(
+def _layers_as_run(
     network: ModelGraph, axis: Axis, position: int, settings: PlanSettings
 ) -> dict[int, tuple[Layer, str]]:
     planner = axis_planner(axis.declared)
@@ -180,9 +181,13 @@ def _sharded_layers(
     strategy = Strategy(axes=(axis,))
     planner.check(network, strategy, 0, settings)
     shared = planner.shard(network, AxisPlace(strategy.axes[0], 0, position, settings.batch), settings)
-    return {
-        index: (shard.layer, shard.shard)
-        for index, shard in shared.shards.items()
+    # A layer that is left whole takes longer here than in the whole model: what splits the others is called for it too.
+    label = shard_label(axis, settings)
+    run = {index: (layer, label) for index, layer in enumerate(network.layers)}
+    for index, shard in shared.shards.items():
         # What runs several times is seen once, as long as all of them.
-        if shard.shard and len(shard.rounds_fw) == 1
-    }
+        if shard.shard and len(shard.rounds_fw) != 1:
+            del run[index]
+        elif shard.shard:
+            run[index] = shard.layer, shard.shard
+    return run

@@ -11,13 +11,15 @@ from predict.costs.spread.assembly import Priced
 
 def _price(work: Compute, known: KnownCosts, context: WorkContext) -> Priced:
     place = context.plan.place
+    # A layer that is left whole takes longer beside layers that are split: what splits those is called for it too.
+    shard = work.shard or context.plan.shard
     if work.phase in ("BW_input", "BW_weight"):
-        part = known.layers.part_of_backward(work.operation, work.phase, work.shard, *place)
+        part = known.layers.part_of_backward(work.operation, work.phase, shard, *place)
         # Both parts share the measurement of the whole, and what one of them takes the other does not.
         modes = ((SPLIT_MODE, part.moved_s),)
-        return Priced(part.cost, context.occurrences, (work.operation, "BW", work.shard), modes=modes)
-    cost = known.layers.cost(work.operation, work.phase, work.shard, *place)
-    return Priced(cost, context.occurrences, (work.operation, work.phase, work.shard))
+        return Priced(part.cost, context.occurrences, (work.operation, "BW", shard), modes=modes)
+    cost = known.layers.cost(work.operation, work.phase, shard, *place)
+    return Priced(cost, context.occurrences, (work.operation, work.phase, shard))
 
 
 def _alone_on_host(work: Compute, known: KnownCosts, place: PricingContext) -> tuple[float, float]:

@@ -202,7 +202,7 @@ def _place_of(profile: Profile, network: ModelGraph, dtype: str, batch: int | No
             " give one of these"
         )
     at = batches[-1] if batch is None else batch
-    return _Place(at, min(time.ranks_on_host for time in times if time.batch == at))
+    return _Place(at, min(time.ranks_on_host for time in times if time.batch == at and not time.shard))
 
 
 def _times_at(

@@ -289,6 +289,27 @@ def test_every_part_of_a_plan_adds_up() -> None:
     assert shares["regressed"] == pytest.approx((copies + priced.costs.communication_s) / total)
 
 
+def test_layers_left_whole_cost_what_was_measured_beside_shards() -> None:
+    whole = {layer.operation for layer in CHAIN.layers if layer.kind == "activation"}
+
+    def beside(time: LayerTime) -> LayerTime:
+        longer = msgspec.structs.replace(time.time, typical_s=3 * time.time.typical_s)
+        return msgspec.structs.replace(time, shard="f2", time=longer)
+
+    times = layer_times(CHAIN)
+    profile = make_profile(
+        layer_times=(*times, *(beside(time) for time in times if time.operation in whole)),
+        communication=tuple(map(ring_fit, ("all_reduce", "all_gather", "reduce_scatter", "broadcast"))),
+    )
+
+    def whole_s(text: str) -> list[float]:
+        priced = price(profile, text, 4)
+        chosen = [index for index, work in priced.plan.of_kind(Compute).items() if work.operation in whole]
+        return priced.costs.seconds[chosen].tolist()
+
+    assert whole_s("f2") == pytest.approx([3 * seconds for seconds in whole_s("serial")])
+
+
 def test_layers_that_share_a_measurement_share_its_error() -> None:
     twice = make_network((64, 64, 64))
     assert twice.layers[0].operation == twice.layers[2].operation
