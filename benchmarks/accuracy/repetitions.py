@@ -6,23 +6,32 @@ import argparse
 import subprocess
 import sys
 from collections.abc import Callable, Iterable
+from functools import partial
 from pathlib import Path
 
-Commands = Callable[[Path, int], Iterable[tuple[list[str], Path]]]
-"""From the output directory and a repetition's number: arguments of ``paradl-bench``, and where each one writes."""
+Command = tuple[list[str], Path]
+"""Arguments of ``paradl-bench``, and where it writes."""
+Commands = Callable[[Path, int], Iterable[Command]]
+"""From the output directory and a repetition's number."""
 
 
-def measure_and_validate(description: str, commands: Commands, repetitions: int) -> None:
+def measure_and_validate(
+    description: str, commands: Callable[..., Iterable[Command]], repetitions: int, **flags: str
+) -> None:
     """Measure all repetitions, fit one profile from all of them, hold it against every run, print.
 
     Args:
         description: shown by ``--help``. repetitions: unless ``--repetitions`` says another number.
+        flags: options that ``commands`` takes by name, and what they do.
     """
     parser = argparse.ArgumentParser(description=description)
     parser.add_argument("-o", "--output", type=Path, required=True)
     parser.add_argument("--repetitions", type=int, default=repetitions)
+    for name, text in flags.items():
+        parser.add_argument(f"--{name}", action="store_true", help=text)
     options = parser.parse_args()
-    validate(options.output, commands, options.repetitions)
+    chosen = {name: getattr(options, name) for name in flags}
+    validate(options.output, partial(commands, **chosen), options.repetitions)
 
 
 def validate(output: Path, commands: Commands, repetitions: int) -> None:

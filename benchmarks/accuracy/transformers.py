@@ -1,11 +1,12 @@
 """Accuracy of the axes that train transformers on two real ranks: ZeRO 3, tensor, context, experts, pipeline.
 
-    python benchmarks/accuracy/transformers.py -o DIR [--repetitions 2]
+    python benchmarks/accuracy/transformers.py -o DIR [--repetitions 1] [--tiny]
 
-GPT-2, a Llama and a Mixtral at a tiny size (:mod:`emulated_networks`). A repetition sweeps collectives, and of each
-network measures the layers, whole and as a rank of each strategy that shares them has them, by one rank and by two at
-once; right behind it trains by every strategy. One profile is fitted from all repetitions and held against every run.
-What is complete is not measured again.
+GPT-2, a Llama and a Mixtral of the emulation suite (:mod:`emulated_networks`), whose iterations take a second; with
+``--tiny`` as small as DistSim's benchmark has them, of 20 to 60 ms, in which the framework's own work shows. A
+repetition sweeps collectives, and of each network measures the layers, whole and as a rank of each strategy that shares
+them has them, by one rank and by two at once; right behind it trains by every strategy. One profile is fitted from all
+repetitions and held against every run. What is complete is not measured again.
 """
 
 from __future__ import annotations
@@ -16,7 +17,9 @@ from pathlib import Path
 
 from repetitions import measure_and_validate
 
-BATCH, ITERATIONS, REPETITIONS = 8, 20, 2
+BATCH, ITERATIONS, REPETITIONS = 4, 8, 1
+_SIZES, _TINY_SIZES = "4K,64K,512K,4M,32M", "4K,64K,512K,4M"
+TINY_BATCH, TINY_ITERATIONS = 8, 20
 _OF_ALL = (
     ("z3d2", ""),
     ("t2", "--sequence-parallel on"),
@@ -28,19 +31,20 @@ STRATEGIES = {"gpt2": _OF_ALL, "llama": _OF_ALL, "mixtral": (("z3d2", ""), ("e2"
 SHARDS = {"gpt2": "t2,x2", "llama": "t2,x2", "mixtral": "e2"}
 
 
-def commands(output: Path, repetition: int) -> Iterator[tuple[list[str], Path]]:
+def commands(output: Path, repetition: int, *, tiny: bool) -> Iterator[tuple[list[str], Path]]:
     """A repetition's measurements, runs right behind the layers of their network."""
     base = output / f"r{repetition}"
-    swept = "--ranks 2 --ops all_reduce,all_gather,reduce_scatter,all_to_all,exchange,broadcast,send_recv"
-    swept += " --sizes 4K,64K,512K,4M --blocks 2"
+    batch, iterations = (TINY_BATCH, TINY_ITERATIONS) if tiny else (BATCH, ITERATIONS)
+    swept = "--ranks 2 --ops all_reduce,all_gather,reduce_scatter,all_to_all,exchange,broadcast,send_recv --blocks 2"
+    swept += f" --sizes {_TINY_SIZES if tiny else _SIZES}"
     contexts = ["--contexts", "after-compute,with-compute,with-all-reduce"]
     yield ["collectives", *swept.split(), *contexts], base / "collectives"
     for name, strategies in STRATEGIES.items():
-        model = f"emulated_networks:tiny_{name}"
-        layers = f"--batch {BATCH // 2},{BATCH} --ranks-on-host 1,2 --isolated none --blocks 2 --no-verify"
+        model = f"emulated_networks:{'tiny_' if tiny else ''}{name}"
+        layers = f"--batch {batch // 2},{batch} --ranks-on-host 1,2 --isolated none --blocks 2 --no-verify"
         yield ["layers", model, *layers.split(), "--shards", SHARDS[name]], base / f"layers-{name}"
         for strategy, options in strategies:
-            trained = f"--strategy {strategy} --batch {BATCH} --iterations {ITERATIONS} --no-verify {options}"
+            trained = f"--strategy {strategy} --batch {batch} --iterations {iterations} --no-verify {options}"
             words = "-".join([name, strategy, *options.replace("--", "").split()])
             yield ["train", model, *trained.split()], base / words
 
@@ -48,4 +52,4 @@ def commands(output: Path, repetition: int) -> Iterator[tuple[list[str], Path]]:
 if __name__ == "__main__":
     networks = str(Path(__file__).parents[1] / "networks")
     os.environ["PYTHONPATH"] = os.pathsep.join([networks, os.environ.get("PYTHONPATH", "")])
-    measure_and_validate(__doc__.splitlines()[0], commands, REPETITIONS)
+    measure_and_validate(__doc__.splitlines()[0], commands, REPETITIONS, tiny="the smallest networks")
