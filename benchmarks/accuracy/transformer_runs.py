@@ -1,6 +1,6 @@
 """Accuracy of the axes that train transformers on two real ranks: ZeRO 3, tensor, context, experts, pipeline.
 
-    python benchmarks/accuracy/transformers.py -o DIR [--repetitions 1] [--tiny]
+    python benchmarks/accuracy/transformer_runs.py -o DIR [--repetitions 1] [--tiny]
 
 GPT-2, a Llama and a Mixtral of the emulation suite (:mod:`emulated_networks`), whose iterations take a second; with
 ``--tiny`` as small as DistSim's benchmark has them, of 20 to 60 ms, in which the framework's own work shows. A
