@@ -143,10 +143,10 @@ class LayerCosts:
             part = cost.times(share)
             return part._replace(adjustments=cost.adjusted("share of the whole layer", part.seconds).adjustments)
         # Blocks repeat their operations: what is asked for again is looked up as it was asked for.
-        asked = operation, phase, shard, batch, ranks_on_host, self._shard_of.get(operation, "")
+        key = operation, phase, self._measured_as(operation, shard)
+        asked = *key, batch, ranks_on_host, self._shard_of.get(operation, "")
         known = self._known.get(asked)
         if known is None:
-            key = operation, phase, self._measured_as(operation, shard)
             known = self._known[asked] = self._find(key, batch, ranks_on_host)
         return known
 
