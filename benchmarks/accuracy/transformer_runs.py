@@ -2,11 +2,12 @@
 
     python benchmarks/accuracy/transformer_runs.py -o DIR [--repetitions 1] [--tiny]
 
-GPT-2, a Llama and a Mixtral of the emulation suite (:mod:`emulated_networks`), whose iterations take a second; with
-``--tiny`` as small as DistSim's benchmark has them, of 20 to 60 ms, in which the framework's own work shows. A
-repetition sweeps collectives, and of each network measures the layers, whole and as a rank of each strategy that shares
-them has them, by one rank and by two at once; right behind it trains by every strategy. One profile is fitted from all
-repetitions and held against every run. What is complete is not measured again.
+GPT-2, a Llama and a Mixtral of the emulation suite (:mod:`emulated_networks`), whose iterations take 0.2 to 0.5 s. With
+``--tiny`` they are as small as in DistSim's benchmark, and take 20 to 60 ms, in which the framework's own work shows.
+
+A repetition sweeps collectives. Then it measures the layers of each network, whole and as a rank of a strategy that
+splits them has them, by one rank and by two at once, and trains by every strategy right behind. One profile is fitted
+from all repetitions and held against every run. What is complete is not measured again.
 """
 
 from __future__ import annotations

@@ -35,3 +35,12 @@ def test_each_part_repeats_all_columns_that_tell_rows_apart() -> None:
     assert len(parts) > 1
     assert all("regime" in line for line in parts)
     assert sum("small" in line for line in lines) == len(parts)
+
+
+def test_a_column_of_words_breaks_though_cells_begin_with_numbers() -> None:
+    rows = [("d6p64t8", "1f1b, 512 micro-batches, recompute all, cap 128 MiB", "37.1 s", "53%")]
+    console = PlainConsole(file=StringIO(), width=60)
+    found = table(("strategy", "settings", "iteration", "efficiency"), rows, words=("settings",))
+    console.print(found)
+    assert [column.justify for column in found.columns] == ["left", "left", "right", "right"]
+    assert sum("d6p64t8" in line for line in console.file.getvalue().splitlines()) == 1
