@@ -3,7 +3,7 @@
     make emulate    or    python benchmarks/emulation/emulation.py -o DIR [--models M,...] [--ranks-per-node R,...]
                           python benchmarks/emulation/emulation.py -o DIR --suite distsim
                           python benchmarks/emulation/emulation.py -o DIR --suite transformers [--ranks N,...]
-                                                                   [--only 'gpt2-x4*',...]
+                                                                   [--only 'gpt2-x4*',...] [--dilate K]
                           python benchmarks/emulation/emulation.py -o DIR --table
 
 A cluster has so many ranks a node, and links of one rate. For each layout copies of gradients are measured on this
@@ -15,7 +15,8 @@ fewer of them measure is of another cluster. ``table.md`` and ``table.json`` hav
 every size. A suite says which models train by which strategies: convolutional networks by all
 (:mod:`emulation_cases`), DistSim's three by its axes (:mod:`emulation_distsim`), or transformers by every axis that
 trains them (:mod:`emulation_transformers`). ``activity.md`` says how far each forward and backward of a micro-batch is
-off on every rank.
+off on every rank. ``--dilate K`` has the whole cluster K times as slow: layers sleep K times as long, links have a K-th
+of their rate. What strategies take the host is then a K-th of what it was beside them.
 
 What is complete is not run again; remove a directory to have it measured anew. Nothing is begun after ``--minutes``;
 the same command goes on with what is left. ``--table`` measures nothing, and has the rows of what is complete, also
@@ -27,6 +28,7 @@ from __future__ import annotations
 import argparse
 import contextlib
 import gc
+import math
 import sys
 import time
 from collections.abc import Iterable, Iterator, Sequence
@@ -150,6 +152,7 @@ def run_suite(
     only: Sequence[str] = ("*",),
     minutes: float | None = None,
     measure: bool = True,
+    dilate: float = 1.0,
 ) -> list[Row]:
     """Calibrate, train and compare on every cluster, and write the table.
 
@@ -157,6 +160,7 @@ def run_suite(
         name: of the suite. ranks: of layouts that are measured; all where none are given. only: patterns of names of
             runs, as their directories have them.
         minutes: after which nothing is begun; None for no limit. measure: false takes what is complete.
+        dilate: how many times as slow layers and links are as the suite has them.
     """
     suite = SUITES[name]
     until = None if minutes is None else time.monotonic() + 60 * minutes
@@ -164,7 +168,7 @@ def run_suite(
     for on_node in clusters:
         base = output / f"{on_node}-a-node"
         layouts = [
-            NodeLayout(nodes=nodes, ranks_per_node=on_node, link_bytes_per_s=LINK_BYTES_PER_S)
+            NodeLayout(nodes=nodes, ranks_per_node=on_node, link_bytes_per_s=LINK_BYTES_PER_S / dilate)
             for nodes in NODES_OF[on_node]
             if not ranks or nodes * on_node in ranks
         ]
@@ -174,7 +178,7 @@ def run_suite(
             cases = [
                 case
                 for model in models
-                for case in cases_of(base, suite, model, layout)
+                for case in cases_of(base, suite, model, layout, dilate=dilate)
                 if any(fnmatchcase(Path(case.directory).name, pattern) for pattern in only)
             ]
             if not cases:
@@ -228,6 +232,7 @@ def main() -> None:
     parser.add_argument("--ranks-per-node", default=",".join(map(str, CLUSTERS)), help="clusters: 4, 2, or both")
     parser.add_argument("--ranks", help="of layouts, separated by commas: of 4, 8 and 16; all unless given")
     parser.add_argument("--only", default="*", help="runs of such names alone, separated by commas: 'gpt2-x4*'")
+    parser.add_argument("--dilate", type=float, default=1.0, help="have layers and links be so many times as slow")
     parser.add_argument("--minutes", type=float, default=MINUTES, help="after which nothing is begun")
     parser.add_argument("--table", action="store_true", help="measure nothing: the table of what is complete")
     parser.add_argument("--as-rank", help=argparse.SUPPRESS)
@@ -246,6 +251,8 @@ def main() -> None:
     ranks = options.ranks.split(",") if options.ranks else []
     if not set(ranks) <= set(map(str, sizes)):
         parser.error(f"--ranks takes {', '.join(map(str, sizes))}")
+    if not 0 < options.dilate < math.inf:
+        parser.error(f"--dilate {options.dilate} has to be a positive number")
     options.output.mkdir(parents=True, exist_ok=True)
     rows = run_suite(
         options.output.resolve(),
@@ -256,6 +263,7 @@ def main() -> None:
         only=options.only.split(","),
         minutes=options.minutes,
         measure=not options.table,
+        dilate=options.dilate,
     )
     print(table(rows) if rows else f"nothing in {options.output} is complete yet")
 

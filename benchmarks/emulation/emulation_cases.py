@@ -179,11 +179,11 @@ STRATEGIES = Suite(
 """Every strategy that trains convolutional networks."""
 
 
-def cases_of(base: Path, suite: Suite, model: str, layout: NodeLayout) -> list[Case]:
-    """Runs of one model on one layout, below ``base``."""
+def cases_of(base: Path, suite: Suite, model: str, layout: NodeLayout, *, dilate: float = 1.0) -> list[Case]:
+    """Runs of one model on one layout, below ``base``; ``dilate``: how many times as long as usual layers sleep."""
     found = []
     of_model = {"model": model, "input_shape": suite.models[model], "layout": layout, "iterations": ITERATIONS}
-    serial_s = max(SERIAL_S, SERIAL_S_A_RANK * layout.ranks)
+    serial_s = dilate * max(SERIAL_S, SERIAL_S_A_RANK * layout.ranks)
     of_model["dilate"] = round(serial_s / sum(phase_seconds(suite.traced(model)).values()), 3)
     for strategy, settings in suite.configurations(layout, model):
         words = "-".join([strategy, *(f"{name}={value}" for name, value in settings.items())])
