@@ -14,8 +14,8 @@ from array import array
 from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from enum import IntEnum
-from typing import TypeVar
+from functools import cached_property
+from typing import Protocol, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -27,7 +27,7 @@ from paradl_bench.plan.strategy import Strategy
 from paradl_bench.plan.works.communication import Collective, HaloExchange, Scope, Transfer
 from paradl_bench.plan.works.computing import Compute, ComputePhase, FrameworkOverhead, GradientPass, WeightUpdate
 from paradl_bench.plan.works.moving import BucketCopy, CopyDirection, InputCopy, InputRead, Wait
-from paradl_bench.plan.works.work import Communication, Sort, Work
+from paradl_bench.plan.works.work import Communication, Phase, Sort, Stream, Work
 
 __all__ = [
     "BucketCopy",
@@ -64,68 +64,36 @@ Setup = tuple[tuple[str, str, int, int], ...]
 W = TypeVar("W", bound=Work)
 
 
-class Phase(IntEnum):
-    """Phases of an iteration."""
-
-    FW = 0
-    BW = 1
-    GE = 2
-    WU = 3
-    IO = 4
-    H2D = 5
-
-
-class Stream(IntEnum):
-    """What a task occupies on its role; tasks of one stream run one at a time, in the plan's order."""
-
-    COMPUTE = 0
-    COMMUNICATION = 1
-    COPY = 2
-    INPUT = 3
-    COPY_ENGINE = 4
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Role:
-    """What ``multiplicity`` ranks each do in one iteration.
+class TaskArrays:
+    """The tasks of a role, one by one.
 
     Attributes:
         phase, stream, work: per task; ``work`` indexes the plan's distinct works.
         dependency_start, dependencies: compressed rows: task i waits for
             ``dependencies[dependency_start[i]:dependency_start[i + 1]]``, all of them earlier tasks.
-        setup: collectives issued before the steady state that the tasks show and not in it.
-        handshake: communication of the first iteration alone.
-        exchanged_before: collectives of the first two iterations that stand in neither, as those within and between
-            nodes, which later ones do not have.
         action: of a pipeline, per task the number of the schedule's action that it belongs to; -1 for none.
     """
 
-    name: str
-    multiplicity: int
     phase: Ints
     stream: Ints
     work: Ints
     dependency_start: Ints
     dependencies: Ints
     action: Ints | None = None
-    setup: Setup = ()
-    handshake: tuple[Communication, ...] = ()
-    exchanged_before: Before = ()
 
     def __post_init__(self) -> None:
         count = len(self.phase)
         if not len(self.stream) == len(self.work) == count or len(self.dependency_start) != count + 1:
-            raise ValueError(f"role {self.name!r}: the task arrays differ in length")
+            raise ValueError("the arrays of tasks differ in length")
         if self.action is not None and len(self.action) != count:
-            raise ValueError(f"role {self.name!r}: {len(self.action)} tasks of actions, {count} in all")
-        if self.multiplicity < 1:
-            raise ValueError(f"role {self.name!r} stands for {self.multiplicity} ranks")
+            raise ValueError(f"{len(self.action)} tasks of actions, {count} in all")
         lengths = np.diff(self.dependency_start)
         if self.dependency_start[0] != 0 or np.any(lengths < 0) or lengths.sum() != len(self.dependencies):
-            raise ValueError(f"role {self.name!r}: dependency_start does not part the dependencies into rows")
+            raise ValueError("dependency_start does not part the dependencies into rows")
         rows = np.repeat(np.arange(count), lengths)
         if np.any(self.dependencies >= rows) or np.any(self.dependencies < 0):
-            raise ValueError(f"role {self.name!r}: a task waits for a later one")
+            raise ValueError("a task waits for a later one")
 
     @property
     def tasks(self) -> int:
@@ -133,9 +101,131 @@ class Role:
         return len(self.phase)
 
     @property
-    def arrays(self) -> tuple[int, ...]:
-        """Equal for roles that share the arrays of their tasks, as alike ranks do."""
-        return tuple(map(id, (self.phase, self.stream, self.work, self.dependency_start, self.dependencies)))
+    def laid_out(self) -> int:
+        """As many."""
+        return self.tasks
+
+    @property
+    def whole(self) -> TaskArrays:
+        """All of them."""
+        return self
+
+    @property
+    def brief(self) -> Brief:
+        """All of them, as one action."""
+        only = np.zeros(1, np.intp)
+        return Brief(self, np.zeros(self.tasks, np.intp), like=only, forward=only, forward_here=only)
+
+
+@dataclass(frozen=True)
+class Brief:
+    """Tasks that stand for all of a role: each of its actions is like one here, and so is what is around it.
+
+    Attributes:
+        action: per task, the number of its action here, ascending; what follows the schedule's actions is one more.
+        like: per action of the role, the first one here that it is like.
+        forward, forward_here: per action of the role, and here, the one that computes its micro-batch forward.
+    """
+
+    tasks: TaskArrays
+    action: NDArray[np.intp]
+    like: NDArray[np.intp]
+    forward: NDArray[np.intp]
+    forward_here: NDArray[np.intp]
+
+    @property
+    def is_whole(self) -> bool:
+        """Whether these are all tasks of the role."""
+        return len(self.like) == len(self.forward_here)
+
+    @cached_property
+    def times(self) -> NDArray[np.intp]:
+        """Per task, for how many of the role it stands."""
+        return np.asarray(np.bincount(self.like, minlength=len(self.forward_here))[self.action])
+
+
+class RoleTasks(Protocol):
+    """The tasks of a role: arrays of them, or actions that are repeated."""
+
+    @property
+    def tasks(self) -> int:
+        """How many these are."""
+
+    @property
+    def laid_out(self) -> int:
+        """How many of them memory holds."""
+
+    @property
+    def whole(self) -> TaskArrays:
+        """All of them."""
+
+    @property
+    def brief(self) -> Brief:
+        """As few as stand for all of them."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Role:
+    """What ``multiplicity`` ranks each do in one iteration.
+
+    Attributes:
+        arrays: its tasks; alike ranks share them.
+        setup: collectives issued before the steady state that the tasks show and not in it.
+        handshake: communication of the first iteration alone.
+        exchanged_before: collectives of the first two iterations that stand in neither, as those within and between
+            nodes, which later ones do not have.
+    """
+
+    name: str
+    multiplicity: int
+    arrays: RoleTasks
+    setup: Setup = ()
+    handshake: tuple[Communication, ...] = ()
+    exchanged_before: Before = ()
+
+    def __post_init__(self) -> None:
+        if self.multiplicity < 1:
+            raise ValueError(f"role {self.name!r} stands for {self.multiplicity} ranks")
+
+    @property
+    def tasks(self) -> int:
+        """Number of tasks."""
+        return self.arrays.tasks
+
+    @property
+    def phase(self) -> Ints:
+        """Per task, as of :class:`TaskArrays`."""
+        return self.arrays.whole.phase
+
+    @property
+    def stream(self) -> Ints:
+        """Per task, as of :class:`TaskArrays`."""
+        return self.arrays.whole.stream
+
+    @property
+    def work(self) -> Ints:
+        """Per task, as of :class:`TaskArrays`."""
+        return self.arrays.whole.work
+
+    @property
+    def dependency_start(self) -> Ints:
+        """As of :class:`TaskArrays`."""
+        return self.arrays.whole.dependency_start
+
+    @property
+    def dependencies(self) -> Ints:
+        """As of :class:`TaskArrays`."""
+        return self.arrays.whole.dependencies
+
+    @property
+    def action(self) -> Ints | None:
+        """Per task, as of :class:`TaskArrays`."""
+        return self.arrays.whole.action
+
+    def counts(self, works: int) -> NDArray[np.int64]:
+        """How often an iteration does each of so many works."""
+        brief = self.arrays.brief
+        return np.bincount(brief.tasks.work, weights=brief.times, minlength=works).astype(np.int64)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -176,7 +266,8 @@ class Plan:
         if sum(role.multiplicity for role in self.roles) != self.strategy.ranks:
             raise ValueError(f"the roles of {self.strategy} do not add up to {self.strategy.ranks} ranks")
         for role in self.roles:
-            if role.tasks and not 0 <= role.work.min() <= role.work.max() < len(self.works):
+            works = role.arrays.brief.tasks.work
+            if len(works) and not 0 <= works.min() <= works.max() < len(self.works):
                 raise ValueError(f"role {role.name!r}: a task points at no work of the plan")
 
     def collectives(self, role: int = 0) -> Counter[tuple[str, int, int]]:
@@ -206,7 +297,7 @@ class Plan:
                 return {index: work for index, work in enumerate(self.works) if isinstance(work, kind)}
 
             return self.found.once(("works", kind), find)
-        chosen = ((index, self.works[index]) for index in dict.fromkeys(role.work.tolist()))
+        chosen = ((index, self.works[index]) for index in dict.fromkeys(role.arrays.brief.tasks.work.tolist()))
         return {index: work for index, work in chosen if isinstance(work, kind)}
 
     def of_sort(self, *sorts: Sort) -> NDArray[np.bool_]:
@@ -287,10 +378,16 @@ class RoleBuilder:
     ) -> Role:
         """The role."""
         return Role(
-            setup=setup,
-            exchanged_before=exchanged_before,
             name=name,
             multiplicity=multiplicity,
+            arrays=self.arrays(),
+            setup=setup,
+            exchanged_before=exchanged_before,
+        )
+
+    def arrays(self) -> TaskArrays:
+        """Its tasks."""
+        return TaskArrays(
             phase=np.array(self.phase, np.int32),
             stream=np.array(self.stream, np.int32),
             work=np.array(self.work, np.int32),

@@ -47,7 +47,7 @@ class PipelineClosedForm:
 
     def __init__(self, plan: Plan) -> None:
         self._ranks, self._micro_batches = len(plan.roles), plan.micro_batches
-        counts = [np.bincount(role.work, minlength=len(plan.works)) for role in plan.roles]
+        counts = [role.counts(len(plan.works)) for role in plan.roles]
 
         def of_micro_batch(chosen: list[bool]) -> Floats:
             """Per role, how often a micro-batch does each of the chosen works."""

@@ -241,7 +241,7 @@ class CostModel:
         serial = self._serial
         (role,) = serial.roles
         occurrences: Counter[tuple[str, PhaseName]] = Counter()
-        counts = np.bincount(role.work, minlength=len(serial.works)).tolist()
+        counts = role.counts(len(serial.works)).tolist()
         for index, work in serial.of_kind(Compute).items():
             occurrences[work.operation, work.phase] += counts[index]
         return occurrences
@@ -376,7 +376,7 @@ class CostModel:
     def _added_up_s(self, plan: Plan, measured: ModelTime) -> float:
         """Seconds of what a rank of a plan computes, in the mean over ranks, at the place of a measurement."""
         parts = computing_parts_of(self._known, plan, PricingContext(measured.batch, measured.ranks_on_host))
-        counts = [np.bincount(role.work, minlength=len(plan.works)).tolist() for role in plan.roles]
+        counts = [role.counts(len(plan.works)).tolist() for role in plan.roles]
         of_roles = [sum(part.cost.seconds * count[index] for index, part in parts.items()) for count in counts]
         ranks = [role.multiplicity for role in plan.roles]
         return sum(math.prod(pair) for pair in zip(of_roles, ranks, strict=True)) / sum(ranks)

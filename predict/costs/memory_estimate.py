@@ -63,7 +63,7 @@ class Plans:
 
     @property
     def _tasks(self) -> int:
-        return sum(len(role.phase) for plan in self._made.values() for role in plan.roles)
+        return sum(role.arrays.laid_out for plan in self._made.values() for role in plan.roles)
 
     def memory(self, strategy: Strategy, settings: PlanSettings, within: float = math.inf) -> MemoryUse:
         """Of the rank that needs most, at its peak, or of one that needs more than ``within``.

@@ -11,7 +11,8 @@ from numpy.typing import NDArray
 
 from paradl_bench.plan.axes.kind import Trait
 from paradl_bench.plan.mesh import degree_of
-from paradl_bench.plan.tasks import Compute, Phase, Plan, Role, Stream, Work
+from paradl_bench.plan.strategy import Strategy
+from paradl_bench.plan.tasks import Compute, Phase, Plan, Role, Stream, TaskArrays, Work
 from paradl_bench.records.measurement import PhaseName
 from predict.costs.compute.model_costs import Spread
 from predict.costs.kinds.kind_costs import PricingContext
@@ -50,17 +51,17 @@ class PricedPlan:
 
     def blocking_tasks(self, role: Role) -> NDArray[np.bool_]:
         """:func:`blocking_tasks` of a role of the plan."""
-        return blocking_tasks(self.plan, role, self.blocking)
+        return blocking_tasks(self.plan.strategy, role.arrays.whole, self.blocking)
 
 
-def blocking_tasks(plan: Plan, role: Role, blocking: frozenset[int]) -> NDArray[np.bool_]:
+def blocking_tasks(strategy: Strategy, tasks: TaskArrays, blocking: frozenset[int]) -> NDArray[np.bool_]:
     """Per task of a role, whether it goes on beside an all-reduce in flight; ``blocking``: works that do.
 
     In a pipeline only behind the first task of the exchange: before, nothing but what the stage sends is in flight.
     """
-    chosen = np.isin(role.work, sorted(blocking))
-    if blocking and degree_of(plan.strategy, Trait.STAGES) > 1:
-        exchanging = (role.phase == Phase.GE) & (role.stream == Stream.COMMUNICATION)
+    chosen = np.isin(tasks.work, sorted(blocking))
+    if blocking and degree_of(strategy, Trait.STAGES) > 1:
+        exchanging = (tasks.phase == Phase.GE) & (tasks.stream == Stream.COMMUNICATION)
         chosen &= np.logical_or.accumulate(exchanging)
     return chosen
 

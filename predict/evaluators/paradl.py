@@ -129,7 +129,7 @@ def _pipelined(costs: CostModel, point: Configuration, memory: EstimatedMemory) 
             Remark(f"the closed form knows only GPipe's schedule and uses it instead of {schedule.name}", True)
         )
     seconds = priced.costs.seconds
-    counts = [np.bincount(role.work, minlength=len(plan.works)).astype(float) for role in plan.roles]
+    counts = [role.counts(len(plan.works)).astype(float) for role in plan.roles]
     return PreparedEvaluation(
         costs=dataclasses.replace(priced.costs, counts=max(counts, key=lambda of_role: float(of_role @ seconds))),
         spread=priced.spread,

@@ -153,7 +153,7 @@ def _pipelined(plan: Plan, priced: PricedPlan, costs: CostModel, point: Configur
     seconds = priced.costs.seconds
     simulation = PipelineSimulation.of_priced(priced, straggler_of_works(priced))
     computes = ~plan.of_sort(Sort.INPUT)
-    counts = [np.bincount(role.work, minlength=len(plan.works)) * computes for role in plan.roles]
+    counts = [role.counts(len(plan.works)) * computes for role in plan.roles]
     return PreparedEvaluation(
         costs=dataclasses.replace(
             priced.costs, counts=max(counts, key=lambda of_role: float(of_role @ seconds)).astype(float)

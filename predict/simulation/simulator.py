@@ -21,7 +21,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from paradl_bench.core.cache_keys import numbered
-from paradl_bench.plan.tasks import Ints, Role, Stream
+from paradl_bench.plan.tasks import Ints, Role, Stream, TaskArrays
 from predict.costs.sourced import Floats
 from predict.simulation.engine import engine_python
 
@@ -176,13 +176,13 @@ def _alike_rows(values: Floats) -> tuple[list[int], list[int]]:
     return first, which
 
 
-def task_graph(role: Role, *, blocking: NDArray[np.bool_] | None = None) -> TaskGraph:
+def task_graph(role: Role | TaskArrays, *, blocking: NDArray[np.bool_] | None = None) -> TaskGraph:
     """The graph of all tasks of a role; ``blocking`` as :func:`coalesce` takes it."""
     return coalesce(role, merge=False, blocking=blocking).graph
 
 
 def coalesce(
-    role: Role,
+    role: Role | TaskArrays,
     *,
     merge: bool = True,
     across_phases: bool = False,
@@ -236,7 +236,7 @@ def _marked(tasks: int, chosen: Sequence[int] | NDArray[np.integer]) -> NDArray[
     return marked
 
 
-def _waits_across_lanes(role: Role, lane: Ints) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+def _waits_across_lanes(role: Role | TaskArrays, lane: Ints) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
     """(waited for, waiting), per task the last of each other lane: earlier ones are done by then."""
     target = np.repeat(np.arange(role.tasks), np.diff(role.dependency_start))
     # Narrower indices numpy widens one by one.

@@ -88,7 +88,7 @@ class RoleTimeline:
     @property
     def threads(self) -> Ints:
         """Per task, its stream, or one more for calls that go on beside what is in flight."""
-        beside = blocking_tasks(self.plan, self.of_plan, self.blocking)
+        beside = blocking_tasks(self.plan.strategy, self.of_plan.arrays.whole, self.blocking)
         return np.where(beside, np.int32(BLOCKING), self.of_plan.stream)
 
     def use(self, iteration_s: float) -> Use:

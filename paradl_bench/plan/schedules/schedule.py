@@ -54,6 +54,10 @@ class Neighbours(NamedTuple):
     target: int | None
 
 
+_BESIDE_WARM_UP = 12
+"""Micro-batches that go through a full pipeline, more than what fills it and empties it reaches over."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Schedule:
     """One pipeline schedule.
@@ -95,6 +99,14 @@ class Schedule:
         refused = self.refusal(ranks, micro_batches)
         if refused:
             raise UserError(f"--micro-batches {micro_batches} with --schedule {self.name}: {refused}")
+
+    def fewer(self, ranks: int, micro_batches: int) -> Iterator[int]:
+        """Smaller counts of micro-batches, from few to many, that may show all that a rank does of so many."""
+        for turns in (1, 2, 3):
+            count = turns * ranks + _BESIDE_WARM_UP
+            for even in (count, -(-count // ranks) * ranks):
+                if 2 * even <= micro_batches and not self.refusal(ranks, even):
+                    yield even
 
     def neighbours(self, action: Action, ranks: int) -> Neighbours:
         """The stages on other ranks that the action receives from and sends to."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from enum import Enum
+from enum import Enum, IntEnum
 from typing import ClassVar
 
 import msgspec
@@ -21,6 +21,27 @@ class Sort(Enum):
     TIMER = "timer"
     INPUT = "input"
     COMMUNICATION = "communication"
+
+
+class Phase(IntEnum):
+    """Phases of an iteration."""
+
+    FW = 0
+    BW = 1
+    GE = 2
+    WU = 3
+    IO = 4
+    H2D = 5
+
+
+class Stream(IntEnum):
+    """What a task occupies on its role; tasks of one stream run one at a time, in the plan's order."""
+
+    COMPUTE = 0
+    COMMUNICATION = 1
+    COPY = 2
+    INPUT = 3
+    COPY_ENGINE = 4
 
 
 class Work(msgspec.Struct, frozen=True, kw_only=True):

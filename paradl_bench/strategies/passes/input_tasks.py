@@ -23,7 +23,7 @@ from numpy.typing import NDArray
 from paradl_bench.plan.axes.kind import Trait
 from paradl_bench.plan.mesh import degree_of
 from paradl_bench.plan.strategy import Strategy
-from paradl_bench.plan.tasks import InputCopy, InputRead, Phase, Plan, Role, Stream
+from paradl_bench.plan.tasks import InputCopy, InputRead, Phase, Plan, Role, Stream, TaskArrays
 
 INPUT_PHASES = (Phase.IO, Phase.H2D)
 """Of tasks that fetch a mini-batch."""
@@ -80,8 +80,7 @@ def _fed(role: Role, input_works: Sequence[int | None], fetch: Fetch) -> Role:
     dependencies = np.insert(role.dependencies + before, role.dependency_start[held], blocking or 0)
     lengths = np.concatenate([[0, int(in_turn)][:before], lengths])
     works, phases, streams = zip(*added, strict=True)
-    return dataclasses.replace(
-        role,
+    tasks = TaskArrays(
         phase=_joined(phases, role.phase),
         stream=_joined(streams, role.stream),
         work=_joined(works, role.work),
@@ -89,6 +88,7 @@ def _fed(role: Role, input_works: Sequence[int | None], fetch: Fetch) -> Role:
         dependencies=_joined([0] if in_turn else [], dependencies),
         action=None if role.action is None else _joined([-1] * before, role.action),
     )
+    return dataclasses.replace(role, arrays=tasks)
 
 
 _PLACES = ((Phase.IO, Stream.INPUT), (Phase.H2D, Stream.COPY_ENGINE))

@@ -28,10 +28,8 @@ from __future__ import annotations
 
 import dataclasses
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Literal, NamedTuple
-
-import numpy as np
 
 from paradl_bench.core.errors import UserError
 from paradl_bench.network.graph import ModelGraph
@@ -45,6 +43,7 @@ from paradl_bench.plan.axis_planner import (
 from paradl_bench.plan.compute import BackwardPart, NetworkCompute
 from paradl_bench.plan.mesh import degree_of, group_axes, positions, zero_stage
 from paradl_bench.plan.schedules.catalog import schedule_of
+from paradl_bench.plan.schedules.ordered import Order, OrderedActions, ordered
 from paradl_bench.plan.schedules.schedule import Action, Schedule
 from paradl_bench.plan.settings import Limit, PlanSettings
 from paradl_bench.plan.strategy import Strategy
@@ -57,7 +56,7 @@ from paradl_bench.strategies.passes.clipping import add_clipping, sums_before
 from paradl_bench.strategies.passes.gradient_buffer import add_checks, add_zeros
 from paradl_bench.strategies.passes.weight_update import add_update
 from paradl_bench.strategies.pipeline.axis import PipelineOptions, cut_by, micro_batches
-from paradl_bench.strategies.pipeline.repetition import BEFORE, ActionTasks, Repeated, followed_by, moved, repeat
+from paradl_bench.strategies.pipeline.repetition import BEFORE, ActionTasks, RepeatedTasks, moved
 from paradl_bench.strategies.pipeline.stage_shards import (
     StageShard,
     add_sums_of_shared,
@@ -78,9 +77,6 @@ from paradl_bench.strategies.pipeline.stages import (
     places_of_shared,
     sent_to_places,
 )
-
-_FORWARD, _COMPLETES = 0, 2
-_DIRECTIONS = {"FW": _FORWARD, "BW_input": 1, "BW": _COMPLETES, "BW_weight": _COMPLETES}
 
 
 class PipelinePlanner:
@@ -234,42 +230,47 @@ class _RankPlan:
 
     def role(self, name: str, multiplicity: int) -> Role:
         """Actions in the schedule's order, then the weight update of all stages of the rank."""
-        actions = self._schedule.order(self._rank, self._ranks, self._count)
-        directions, of_stages, of_micro_batches = zip(*actions, strict=True)
-        # Numbers compare faster than words.
-        direction = np.array([_DIRECTIONS[name] for name in directions])
-        stages, micro_batches = np.array(of_stages), np.array(of_micro_batches)
-        is_forward, last = direction == _FORWARD, micro_batches == self._count - 1
-        completes = direction == _COMPLETES
-        exchanging = completes & last & bool(self._exchanges)
-        adding = completes & ((micro_batches > 0) | adds_first(self._settings))
-        # Nothing is before the first one, which waits for nothing where the network begins, and gathers what replicas
-        # hold parts of, or sets a buffer to zero; its backward is not like others then.
-        unlike = bool(self._parts) or bool(framework_of(self._settings).gradient_dtype)
-        opening = (stages == self._rank) & (micro_batches == 0) & (((stages == 0) & is_forward) | unlike)
-        kinds = 16 * stages + 8 * ~opening + 4 * adding + direction + exchanging
-        _, first, order = np.unique(kinds, return_index=True, return_inverse=True)
+        actions = self._ordered(self._count)
         # Works are numbered in the order in which a rank comes to them.
-        appearing = np.argsort(first)
+        first = actions.first_of_kinds
         distinct = [
-            self._tasks(actions[number], exchanging=bool(exchanging[number]), first=bool(opening[number]))
-            for number in first[appearing].tolist()
+            self._tasks(
+                actions.actions[number],
+                exchanging=bool(actions.exchanging[number]),
+                first=bool(actions.opening[number]),
+            )
+            for number in first
         ]
-        forward_of = np.zeros((stages.max() + 1, self._count), np.int64)
-        forward_of[stages[is_forward], micro_batches[is_forward]] = np.flatnonzero(is_forward)
-        tasks = repeat(distinct, np.argsort(appearing)[order], forward_of[stages, micro_batches])
-        return self._built(name, multiplicity, tasks)
-
-    def _built(self, name: str, multiplicity: int, tasks: Repeated) -> Role:
+        kinds = actions.kinds[first].tolist()
+        order = actions.order(kinds)
+        assert order is not None
         update = RoleBuilder(self._works)
         before = self._parts.add_update(update) if self._parts else self._add_update(update)
+
+        def shorter() -> Iterator[Order]:
+            for count in self._schedule.fewer(self._ranks, self._count):
+                found = self._ordered(count).order(kinds)
+                if found is not None:
+                    yield found
+
         return Role(
             name=name,
             multiplicity=multiplicity,
-            **followed_by(tasks, update),
+            arrays=RepeatedTasks(distinct, order, shorter, update.arrays()),
             setup=self._exchanges.setup,
             handshake=handshake(self.own, self._last_stage, self._axis),
             exchanged_before=before + self._exchanges.setup_apart,
+        )
+
+    def _ordered(self, count: int) -> OrderedActions:
+        """The actions of so many micro-batches."""
+        return ordered(
+            self._schedule.order(self._rank, self._ranks, count),
+            count,
+            exchanges=bool(self._exchanges),
+            adds_first=adds_first(self._settings),
+            # It gathers what replicas hold parts of, or sets a buffer to zero.
+            opens=bool(self._parts) or bool(framework_of(self._settings).gradient_dtype),
         )
 
     def _add_update(self, builder: RoleBuilder) -> Before:

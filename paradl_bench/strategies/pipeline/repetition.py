@@ -7,14 +7,17 @@ of the action before.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import cached_property
 from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
-from paradl_bench.plan.tasks import Ints, RoleBuilder, Work
+from paradl_bench.plan.schedules.ordered import Order
+from paradl_bench.plan.schedules.surroundings import likes
+from paradl_bench.plan.tasks import Brief, Ints, RoleBuilder, TaskArrays, Work
 
 BEFORE = -1
 """What stands, in a builder of one action, for the task that ends what the action before has computed."""
@@ -61,60 +64,91 @@ class ActionTasks:
         )
 
 
-class Repeated(NamedTuple):
-    """Tasks of a rank, as in a role, the action of each, and those that the weight update waits for."""
-
-    phase: Ints
-    stream: Ints
-    work: Ints
-    dependency_start: Ints
-    dependencies: Ints
-    action: Ints
-    done: Ints
-
-
-def repeat(distinct: Sequence[ActionTasks], kinds: NDArray[np.integer], forwards: NDArray[np.integer]) -> Repeated:
-    """The tasks of all actions of a rank.
+class RepeatedTasks:
+    """The tasks of a rank: those of a few actions, in the order in which its schedule repeats them, and then others.
 
     Args:
-        kinds: per action, which of the distinct ones it is.
-        forwards: per action, the index of the action that is the forward of its micro-batch on its stage.
+        distinct: the actions. order: of all. shorter: makes orders of fewer micro-batches, from few to many.
+        end: what waits for all that the actions are done with.
     """
+
+    def __init__(
+        self,
+        distinct: Sequence[ActionTasks],
+        order: Order,
+        shorter: Callable[[], Iterator[Order]],
+        end: TaskArrays,
+    ) -> None:
+        self._distinct, self._order, self._shorter, self._end = distinct, order, shorter, end
+        lengths = np.array([len(action.phase) for action in distinct])
+        self.tasks = int(lengths[order.kinds].sum()) + end.tasks
+        """How many these are."""
+
+    @property
+    def laid_out(self) -> int:
+        """How many of them memory holds: few, unless all were asked for."""
+        return self.brief.tasks.tasks + ("whole" in self.__dict__) * self.tasks
+
+    @cached_property
+    def whole(self) -> TaskArrays:
+        """All of them: a large pipeline has millions, which few ask for."""
+        return repeat(self._distinct, self._order, self._end)
+
+    @cached_property
+    def brief(self) -> Brief:
+        """Of so few micro-batches that every action is still like one of these; of all where there are no fewer."""
+        whole = self._with_end(self._order)
+        for order in self._shorter():
+            short = self._with_end(order)
+            like = likes(whole, short)
+            if like is not None:
+                return _brief(repeat(self._distinct, order, self._end), whole, short, like)
+        return _brief(self.whole, whole, whole, np.arange(len(whole.kinds)))
+
+    def _with_end(self, order: Order) -> Order:
+        """An order with what follows it, as one more action of a kind of its own."""
+        return Order(
+            kinds=np.append(order.kinds, len(self._distinct)),
+            forwards=np.append(order.forwards, len(order.kinds)),
+            marks=np.append(order.marks, order.marks[-1:]),
+        )
+
+
+def _brief(tasks: TaskArrays, whole: Order, short: Order, like: NDArray[np.intp]) -> Brief:
+    assert tasks.action is not None
+    action = np.where(tasks.action >= 0, tasks.action, len(short.kinds) - 1).astype(np.intp)
+    return Brief(tasks, action, like, whole.forwards, short.forwards)
+
+
+def repeat(distinct: Sequence[ActionTasks], order: Order, end: TaskArrays) -> TaskArrays:
+    """The tasks of all actions of a rank, and those that wait for all that these are done with."""
+    kinds = order.kinds
     lengths = np.array([len(action.phase) for action in distinct])[kinds]
     starts = np.cumsum(lengths) - lengths
     computed = starts + np.array([action.computed for action in distinct])[kinds]
     # Nothing stands before the first action, which waits for nothing there.
-    bases = np.stack([starts, starts[forwards], np.append(0, computed[:-1])])
-    tasks = _rows([len(action.phase) for action in distinct], kinds)
-    blocking = _rows([len(action.base) for action in distinct], kinds)
-    done = _rows([len(action.done) for action in distinct], kinds)
+    bases = np.stack([starts, starts[order.forwards], np.append(0, computed[:-1])])
+    tasks = rows_of([len(action.phase) for action in distinct], kinds)
+    blocking = rows_of([len(action.base) for action in distinct], kinds)
+    done = rows_of([len(action.done) for action in distinct], kinds)
     waits = _joined([action.waits for action in distinct])[tasks.items]
     base, offset = (_joined([getattr(action, name) for action in distinct])[blocking.items] for name in _DEPENDENCY)
-    phase, stream, work = (_joined([getattr(action, name) for action in distinct])[tasks.items] for name in _TASK)
-    return Repeated(
+    of_actions = (_joined([getattr(action, name) for action in distinct])[tasks.items] for name in _TASK)
+    phase, stream, work = (
+        np.append(of_task, getattr(end, name)) for of_task, name in zip(of_actions, _TASK, strict=True)
+    )
+    dependencies = bases[base, blocking.action] + offset
+    finished = starts[done.action] + _joined([action.done for action in distinct])[done.items]
+    # The first of those at the end waits for all that is done.
+    rows = len(dependencies) + len(finished) + end.dependency_start[1:]
+    return TaskArrays(
         phase=phase,
         stream=stream,
         work=work,
-        dependency_start=np.concatenate([[0], np.cumsum(waits)]).astype(np.int32),
-        dependencies=(bases[base, blocking.action] + offset).astype(np.int32),
-        action=tasks.action.astype(np.int32),
-        done=(starts[done.action] + _joined([action.done for action in distinct])[done.items]).astype(np.int32),
+        dependency_start=_as_ints(np.concatenate([[0], np.cumsum(waits), rows])),
+        dependencies=_as_ints(np.concatenate([dependencies, finished, end.dependencies + len(tasks.items)])),
+        action=_as_ints(np.append(tasks.action, np.full(end.tasks, -1))),
     )
-
-
-def followed_by(tasks: Repeated, builder: RoleBuilder) -> dict[str, Ints]:
-    """The tasks of all actions and those of a builder, which wait for all that the actions are done with; as fields of
-    a :class:`~paradl_bench.plan.tasks.Role`."""
-    rows = len(tasks.dependencies) + len(tasks.done) + np.array(builder.dependency_start[1:], np.int32)
-    blocking = np.array(builder.dependencies, np.int32) + np.int32(len(tasks.phase))
-    return {
-        "phase": np.append(tasks.phase, np.array(builder.phase, np.int32)),
-        "stream": np.append(tasks.stream, np.array(builder.stream, np.int32)),
-        "work": np.append(tasks.work, np.array(builder.work, np.int32)),
-        "dependency_start": np.append(tasks.dependency_start, rows),
-        "dependencies": np.concatenate([tasks.dependencies, tasks.done, blocking]),
-        "action": np.append(tasks.action, np.full(builder.tasks, -1, np.int32)),
-    }
 
 
 def moved(tasks: ActionTasks, works: dict[Work, int], layers: Mapping[str, str], stages: int) -> ActionTasks:
@@ -134,14 +168,15 @@ _TASK = ("phase", "stream", "work")
 _DEPENDENCY = ("base", "offset")
 
 
-class _Rows(NamedTuple):
+class Rows(NamedTuple):
     """Of something that every action has some of: per item, its action, and where it stands among the distinct ones."""
 
     action: NDArray[np.intp]
     items: NDArray[np.intp]
 
 
-def _rows(lengths: Sequence[int], kinds: NDArray[np.integer]) -> _Rows:
+def rows_of(lengths: Sequence[int], kinds: NDArray[np.integer]) -> Rows:
+    """The items of all actions, by how many each kind of action has."""
     of_kind = np.array(lengths)
     first = np.cumsum(of_kind) - of_kind
     counts = of_kind[kinds]
@@ -149,8 +184,12 @@ def _rows(lengths: Sequence[int], kinds: NDArray[np.integer]) -> _Rows:
     begin = np.cumsum(counts) - counts
     items = np.arange(len(action)) + (first[kinds] - begin)[action]
     # As wide as numpy looks places up by.
-    return _Rows(action, items)
+    return Rows(action, items)
 
 
 def _joined(arrays: Sequence[Ints]) -> Ints:
-    return np.concatenate(arrays).astype(np.int32)
+    return _as_ints(np.concatenate(arrays))
+
+
+def _as_ints(values: NDArray[np.integer]) -> Ints:
+    return values.astype(np.int32, copy=False)

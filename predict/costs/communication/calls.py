@@ -6,7 +6,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from paradl_bench.plan.mesh import zero_stage
-from paradl_bench.plan.tasks import Collective, Ints, Phase, Plan, Role, Stream, Transfer, Work
+from paradl_bench.plan.tasks import Collective, Ints, Phase, Plan, Stream, TaskArrays, Transfer, Work
 from predict.costs.communication.communication_costs import Call
 
 
@@ -23,7 +23,8 @@ def _find_calls(plan: Plan) -> list[Call]:
 
 
 def _all_reduces_of_gradients(plan: Plan) -> list[Collective]:
-    issued = {work for role in plan.roles for work in _numbers_in(role.work[role.phase == Phase.GE])}
+    tasks = (role.arrays.brief.tasks for role in plan.roles)
+    issued = {work for of_role in tasks for work in _numbers_in(of_role.work[of_role.phase == Phase.GE])}
     works = plan.of_kind(Collective).items()
     return [work for index, work in works if index in issued and work.operation == "all_reduce"]
 
@@ -50,7 +51,8 @@ def _works_behind_compute(plan: Plan) -> NDArray[np.bool_]:
     """Per work, whether any of its tasks is outside of forward and backward."""
     found = np.zeros(len(plan.works), bool)
     for role in plan.roles:
-        found[role.work[(role.phase != Phase.FW) & (role.phase != Phase.BW)]] = True
+        tasks = role.arrays.brief.tasks
+        found[tasks.work[(tasks.phase != Phase.FW) & (tasks.phase != Phase.BW)]] = True
     return found
 
 
@@ -69,7 +71,8 @@ def _taking_part(plan: Plan, work: Work) -> float:
         for index, other in plan.of_kind(Collective).items()
         if (other.operation, other.axes, other.scope) == (work.operation, work.axes, work.scope)
     ]
-    ranks = sum(role.multiplicity for role in plan.roles if np.isin(role.work, alike).any())
+    taking_part = (role for role in plan.roles if np.isin(role.arrays.brief.tasks.work, alike).any())
+    ranks = sum(role.multiplicity for role in taking_part)
     return ranks / plan.strategy.ranks
 
 
@@ -88,13 +91,14 @@ def _find_after_compute(plan: Plan) -> NDArray[np.bool_]:
     is_sent = np.zeros(len(plan.works), bool)
     is_sent[[index for index, work in plan.of_kind(Transfer).items() if work.direction == "send"]] = True
     for role in plan.roles:
-        chosen = _tasks_after_compute(plan.works, role) | is_sent[role.work]
-        for row, tasks in zip(behind, (~chosen, chosen), strict=True):
-            row += np.bincount(role.work[tasks], minlength=len(plan.works))
+        tasks, times = role.arrays.brief.tasks, role.arrays.brief.times
+        chosen = _tasks_after_compute(plan.works, tasks) | is_sent[tasks.work]
+        for row, of_row in zip(behind, (~chosen, chosen), strict=True):
+            row += np.bincount(tasks.work[of_row], weights=times[of_row], minlength=len(plan.works)).astype(int)
     return np.asarray(behind[1] > behind[0])
 
 
-def _tasks_after_compute(works: tuple[Work, ...], role: Role) -> NDArray[np.bool_]:
+def _tasks_after_compute(works: tuple[Work, ...], role: TaskArrays) -> NDArray[np.bool_]:
     """Per task of a role, likewise, but for what is sent."""
     after_compute = np.zeros(role.tasks, bool)
     computes, issued = role.stream == Stream.COMPUTE, np.flatnonzero(role.stream == Stream.COMMUNICATION)

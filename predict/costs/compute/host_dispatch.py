@@ -14,6 +14,7 @@ busy with those that compute waits for, and not with what is gathered ahead or r
 from __future__ import annotations
 
 import functools
+import itertools
 import math
 import statistics
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
@@ -190,7 +191,7 @@ def _gaps(
             host_s[work] = dispatch.forward_s if is_forward else dispatch.backward_s
     is_overhead = np.zeros(len(plan.works), bool)
     is_overhead[list(plan.of_kind(FrameworkOverhead))] = True
-    all_s = sum(role.multiplicity * float(device_s[role.work].sum()) for role in plan.roles)
+    all_s = sum(role.multiplicity * float(device_s @ role.counts(len(plan.works))) for role in plan.roles)
     counted = (host_s > 0) | is_overhead
     key = "stretches", counted.tobytes()
     of_roles = plan.found.once(key, lambda: _stretches_of_roles(plan, counted, is_overhead))
@@ -200,7 +201,7 @@ def _gaps(
     alike = Answers()
     gaps_of_ends = [_Gaps(occurrences, np.zeros(len(plan.works)), all_s) for _ in ends]
     for role, stretches in zip(plan.roles, of_roles, strict=True):
-        waits_s = alike.once(role.arrays, functools.partial(_waits_s, stretches, device_s, host_s, ends))
+        waits_s = alike.once(id(role.arrays), functools.partial(_waits_s, stretches, device_s, host_s, ends))
         for gaps, of_end_s in zip(gaps_of_ends, waits_s, strict=True):
             _add_waits(role.multiplicity, stretches, of_end_s, gaps.waits_s)
     return gaps_of_ends
@@ -246,21 +247,31 @@ class _Stretches(NamedTuple):
 
 def _stretches_of_roles(plan: Plan, counted: Bools, is_overhead: Bools) -> list[_Stretches]:
     alike = Answers()
-    return [alike.once(role.arrays, functools.partial(_stretches, role, counted, is_overhead)) for role in plan.roles]
+    return [
+        alike.once(id(role.arrays), functools.partial(_stretches, role, counted, is_overhead)) for role in plan.roles
+    ]
 
 
 def _stretches(role: Role, counts: Bools, is_overhead: Bools) -> _Stretches:
-    kept = np.flatnonzero(np.isin(role.phase, (Phase.FW, Phase.BW)) & counts[role.work])
-    phases = role.phase[kept]
-    numbers: dict[bytes, int] = {}
-    distinct: list[Ints] = []
-    order: list[int] = []
-    for works in np.split(role.work[kept], np.flatnonzero(np.diff(phases)) + 1):
-        order.append(numbers.setdefault(works.tobytes(), len(numbers)))
-        if len(numbers) > len(distinct):
-            distinct.append(works)
+    brief = role.arrays.brief
+    tasks = brief.tasks
+    kept = np.flatnonzero(np.isin(tasks.phase, (Phase.FW, Phase.BW)) & counts[tasks.work])
+    phases, works, actions = tasks.phase[kept], tasks.work[kept], brief.action[kept]
+    begins = np.append(True, (np.diff(phases) != 0) | (np.diff(actions) != 0))[: len(kept)]
+    first = np.flatnonzero(begins)
+    parts, phase_of = np.split(works, first[1:]), phases[first].tolist()
+    parts_of: list[list[int]] = [[] for _ in brief.forward_here]
+    for part, action in enumerate(actions[first].tolist()):
+        parts_of[action].append(part)
+    in_order = itertools.chain.from_iterable(map(parts_of.__getitem__, brief.like.tolist()))
+    numbers: dict[tuple[int, ...], int] = {}
+    order = [
+        numbers.setdefault(tuple(stretch), len(numbers))
+        for _, stretch in itertools.groupby(in_order, phase_of.__getitem__)
+    ]
+    distinct = [np.concatenate([parts[part] for part in stretch]) for stretch in numbers]
     overheads = [works[is_overhead[works]] for works in distinct]
-    occurrences = np.bincount(role.work[kept], minlength=len(counts)) * is_overhead
+    occurrences = np.bincount(works, weights=brief.times[kept], minlength=len(counts)).astype(int) * is_overhead
     return _Stretches(distinct, order, overheads, occurrences)
 
 

@@ -79,7 +79,7 @@ def _spreads_of_events(known: KnownCosts, plan: Plan, place: PricingContext) -> 
 def _context(known: KnownCosts, plan: Plan, place: PricingContext) -> tuple[PlanContext, list[int]]:
     """What a plan's works share, and how often each occurs."""
     # Where roles differ, a work counts as often as in the role that has it most.
-    of_roles = [np.bincount(role.work, minlength=len(plan.works)) for role in plan.roles]
+    of_roles = [role.counts(len(plan.works)) for role in plan.roles]
     counts = np.max(of_roles, axis=0).tolist()
     context = PlanContext(
         place=place,
@@ -95,7 +95,7 @@ def _updated_elements(plan: Plan) -> float:
     elements = np.zeros(len(plan.works), np.int64)
     for index, work in plan.of_kind(WeightUpdate).items():
         elements[index] = work.elements
-    of_roles = [role.multiplicity * int(elements[role.work].sum()) for role in plan.roles]
+    of_roles = [role.multiplicity * int(elements @ role.counts(len(plan.works))) for role in plan.roles]
     return sum(of_roles) * degree_of(plan.strategy, Trait.STAGES) / plan.strategy.ranks
 
 

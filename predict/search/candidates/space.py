@@ -209,9 +209,13 @@ class _Found:
         if self._bounds is not None:
             least = self._bounds.of_mesh(mesh, rows, self._within)
             fits = least <= self._within
-            *others, again = rows.T
-            needed = ~_unneeded(self._choices.held, others, again, fits)
-            self._too_large += mesh.order_count * int((~fits & needed).sum())
+            # No row follows one that fits where none does.
+            if fits.any():
+                *others, again = rows.T
+                needed = ~_unneeded(self._choices.held, others, again, fits)
+                self._too_large += mesh.order_count * int((~fits & needed).sum())
+            else:
+                self._too_large += mesh.order_count * len(rows)
             rows = rows[fits]
             self._bytes.append(np.tile(least[fits], mesh.order_count))
         if not len(rows):

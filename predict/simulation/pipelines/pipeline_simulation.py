@@ -27,11 +27,10 @@ from predict.simulation.exposure import overlapped_and_exposed
 from predict.simulation.input_tasks import waits_for_input
 from predict.simulation.phases import timing_of_stage
 from predict.simulation.pipelines.alike_segments import AlikeSegments, Places, joined
-from predict.simulation.pipelines.stage import Stage, Transfers, edges_of, meetings_of
-from predict.simulation.pipelines.windows import LineWindows, last_stage
+from predict.simulation.pipelines.stage import Ended, Stage, Transfers, edges_of, meetings_of
+from predict.simulation.pipelines.windows import LineNodes, last_stage
 from predict.simulation.simulator import (
     LANES,
-    Condensed,
     TaskGraph,
     Timeline,
     iteration_seconds,
@@ -133,7 +132,7 @@ def _lines(plan: Plan, *, overlapped: bool, merge: bool, blocking: frozenset[int
 
     def stage(role: Role) -> Stage:
         return alike.once(
-            role.arrays,
+            id(role.arrays),
             lambda: Stage(plan, role, transfers, meetings, blocking=blocking, overlapped=overlapped, merge=merge),
         )
 
@@ -143,25 +142,25 @@ def _lines(plan: Plan, *, overlapped: bool, merge: bool, blocking: frozenset[int
 class LineTasks:
     """The single tasks of a line, role after role: millions, while most predictions ask for windows alone."""
 
-    def __init__(self, plan: Plan, roles: Sequence[Role], coalesced: Sequence[Condensed]) -> None:
+    def __init__(self, plan: Plan, stages: Sequence[Stage]) -> None:
         # The plan keeps its lines: one that held the plan would keep both from being freed at once.
-        self._roles, self._copies = roles, plan.of_sort(Sort.COPY)
-        self._segments = [(of_role.segment, of_role.graph.tasks) for of_role in coalesced]
+        self._stages, self._copies = stages, plan.of_sort(Sort.COPY)
 
     @cached_property
     def work(self) -> Places:
         """The work of each."""
-        return _as_places(np.concatenate([role.work for role in self._roles]))
+        return _as_places(np.concatenate([stage.whole.tasks.work for stage in self._stages]))
 
     @cached_property
     def stage(self) -> Ints:
         """The place along the line of each."""
-        return np.repeat(np.arange(len(self._roles), dtype=np.int32), [role.tasks for role in self._roles])
+        tasks = [stage.whole.tasks.tasks for stage in self._stages]
+        return np.repeat(np.arange(len(tasks), dtype=np.int32), tasks)
 
     @cached_property
     def computes(self) -> NDArray[np.bool_]:
         """Whether each lies on the compute stream."""
-        return np.asarray(np.concatenate([role.stream for role in self._roles]) == Stream.COMPUTE)
+        return np.asarray(np.concatenate([stage.whole.tasks.stream for stage in self._stages]) == Stream.COMPUTE)
 
     @cached_property
     def copies(self) -> NDArray[np.bool_]:
@@ -171,8 +170,9 @@ class LineTasks:
     @cached_property
     def segment(self) -> Places:
         """The segment that holds each."""
-        starts = np.cumsum([0, *(count for _, count in self._segments)])
-        own = (segment + start for (segment, _), start in zip(self._segments, starts, strict=False))
+        joined = [stage.whole.condensed for stage in self._stages]
+        starts = np.cumsum([0, *(of_stage.graph.tasks for of_stage in joined)])
+        own = (of_stage.segment + start for of_stage, start in zip(joined, starts, strict=False))
         return _as_places(np.concatenate(list(own)))
 
 
@@ -180,40 +180,42 @@ class _Line:
     """Stages that send to each other, from the first to the last: all of it that no costs change."""
 
     def __init__(self, plan: Plan, stages: Sequence[Stage]) -> None:
-        self.stages, self.edges = stages, edges_of(stages)
-        self.tasks = LineTasks(plan, [stage.role for stage in stages], [stage.condensed for stage in stages])
+        self.stages, self.tasks = stages, LineTasks(plan, stages)
 
     @cached_property
     def graph(self) -> TaskGraph:
         """All segments, of which a long pipeline has millions."""
-        return merge_graphs([stage.condensed.graph for stage in self.stages], self.edges)
+        joined = [stage.whole for stage in self.stages]
+        edges = edges_of([Ended(of_stage.ends, of_stage.meets) for of_stage in joined])
+        return merge_graphs([of_stage.condensed.graph for of_stage in joined], edges)
 
     @cached_property
     def alike(self) -> AlikeSegments:
         """Of all segments."""
-        return joined([stage.alike for stage in self.stages])
+        return joined([stage.whole.alike for stage in self.stages])
 
     @cached_property
     def segment_work(self) -> Places:
         """Per segment, the work of its first task."""
-        return np.concatenate([stage.work for stage in self.stages])
+        return np.concatenate([stage.whole.work for stage in self.stages])
 
     @cached_property
     def role(self) -> NDArray[np.integer]:
         """Per segment, the place of its stage."""
-        return np.repeat(np.arange(len(self.stages)), [len(stage.work) for stage in self.stages])
+        return np.repeat(np.arange(len(self.stages)), [len(stage.whole.work) for stage in self.stages])
 
     @cached_property
     def fetches(self) -> bool:
         """Whether any stage has tasks of the input."""
-        return any(bool(stage.phased.fetches.any()) for stage in self.stages)
+        return any(bool(stage.brief.phased.fetches.any()) for stage in self.stages)
 
     @cached_property
-    def windows(self) -> LineWindows:
+    def nodes(self) -> LineNodes:
         """Those of all stages."""
-        alike = {id(stage): stage.windows for stage in self.stages}
+        alike = {id(stage): stage.nodes for stage in self.stages}
         number = {key: index for index, key in enumerate(alike)}
-        return LineWindows(list(alike.values()), [number[id(stage)] for stage in self.stages], self.edges)
+        edges = edges_of([stage.ended for stage in self.stages])
+        return LineNodes(list(alike.values()), [number[id(stage)] for stage in self.stages], edges)
 
 
 class StageLine:
@@ -248,7 +250,7 @@ class StageLine:
     def iteration_s(self, seconds: Floats, *slowdowns: Floats) -> Floats:
         """When the last segment ends, under each row of costs per work: seconds, slow-downs."""
         if self._longer is None:
-            return self._line.windows.iteration_s(seconds * self._straggler, *slowdowns)
+            return self._line.nodes.iteration_s(seconds * self._straggler, *slowdowns)
         of_segments = (of_works.take(self._line.segment_work, axis=-1) for of_works in slowdowns)
         return iteration_seconds(self._line.graph, self._segment_seconds(seconds, None), *of_segments)
 
@@ -277,12 +279,14 @@ class StageLine:
         """Phases of the stage that ends last."""
         if self._longer is None and not self._line.fetches:
             late = seconds * self._straggler
-            last, of_last, iteration_s = self._line.windows.timeline_of_last(late, *slowdowns)
-            return timing_of_stage(last, of_last, self._line.stages[last].phased, iteration_s)
+            last, start_s, end_s, iteration_s = self._line.nodes.last(late, *slowdowns)
+            stage = self._line.stages[last].whole
+            of_last = stage.windows.timeline(start_s, end_s, late, *slowdowns)
+            return timing_of_stage(last, of_last, stage.phased, iteration_s)
         return self._timing_of_all(self.run(seconds, *slowdowns))
 
     def _timing_of_all(self, line: Timeline) -> Timing:
-        stages = self._line.stages
+        stages = [stage.whole for stage in self._line.stages]
         borders = np.cumsum([len(stage.work) for stage in stages])[:-1]
         starts, ends = np.split(line.start_s, borders), np.split(line.end_s, borders)
         phased = [stage.phased for stage in stages]

@@ -51,8 +51,23 @@ class Windows:
         self.node = _nodes(graph, waits, waited_for)
         """Per segment, the number of the window that holds it, or its own; in the order of their first segments."""
         self._distinct = _distinct_windows(graph, alike.of_segments, self.node)
-        self.outer = _joined(graph, self.node, self._distinct.first)
+        self.first = self._distinct.first
+        """Per node, its first segment."""
+        self.lane, self.on_lanes = graph.lane[self.first], _on_lanes(graph, self.node)
+        """Per node, the lane of its first task; and per lane, the nodes with tasks on it."""
+        source, target = (self.node[ends] for ends in graph.edges)
+        self.waits: tuple[Places, Places] = source[source != target], target[source != target]
+        """Nodes, and those that wait for them."""
+
+    @property
+    def kinds(self) -> Places:
+        """Per node, a number for all that decides what it takes."""
+        return self._distinct.number
+
+    @cached_property
+    def outer(self) -> TaskGraph:
         """The graph of the nodes."""
+        return graph_of_nodes(self.lane, self.on_lanes, self.waits)
 
     def costs_of_nodes(self, seconds: Floats, *slowdowns: Floats) -> tuple[Floats, ...]:
         """Seconds and slow-downs per node, of one row of each per work or of several."""
@@ -92,23 +107,39 @@ class Windows:
         return Timeline(starts, ends, *overlapped_and_exposed(starts, ends, self._graph.lane % LANES))
 
 
-class LineWindows:
+class Nodes(NamedTuple):
+    """What a stage's windows are to other stages: a task each, as is every segment in none.
+
+    Attributes:
+        graph: of them all. windows: of as few micro-batches as stand for all.
+        like: per node, the node of these windows that it is like; None where they are of all micro-batches.
+    """
+
+    graph: TaskGraph
+    windows: Windows
+    like: Places | None = None
+
+    def costs(self, seconds: Floats, *slowdowns: Floats) -> tuple[Floats, ...]:
+        """Seconds and slow-downs of each, of one row of each per work or of several."""
+        found = self.windows.costs_of_nodes(seconds, *slowdowns)
+        return found if self.like is None else tuple(values.take(self.like, axis=-1) for values in found)
+
+
+class LineNodes:
     """Those of stages that wait for each other.
 
     Args:
-        windows: of the stages that differ. of_stages: per stage, which of these it has.
+        nodes: of the stages that differ. of_stages: per stage, which of these it has. edges: between nodes.
     """
 
-    def __init__(self, windows: Sequence[Windows], of_stages: Sequence[int], edges: Sequence[Edges]) -> None:
-        self._windows, self._of_stages = windows, of_stages
-        node = [windows[number].node for number in of_stages]
-        graphs = [windows[number].outer for number in of_stages]
-        between = [(one, node[one][ends], other, node[other][waits]) for one, ends, other, waits in edges]
-        self._graph = merge_graphs(graphs, between)
+    def __init__(self, nodes: Sequence[Nodes], of_stages: Sequence[int], edges: Sequence[Edges]) -> None:
+        self._nodes, self._of_stages = nodes, of_stages
+        graphs = [nodes[number].graph for number in of_stages]
+        self._graph = merge_graphs(graphs, edges)
         self._borders = np.cumsum([graph.tasks for graph in graphs])[:-1]
 
     def _costs(self, costs: Sequence[Floats]) -> list[Floats]:
-        of_windows = [windows.costs_of_nodes(*costs) for windows in self._windows]
+        of_windows = [nodes.costs(*costs) for nodes in self._nodes]
         of_stages = zip(*(of_windows[number] for number in self._of_stages), strict=True)
         return [np.concatenate(of_stage, axis=-1) for of_stage in of_stages]
 
@@ -116,13 +147,12 @@ class LineWindows:
         """When the last stage ends, under each row of costs per work: seconds, slow-downs."""
         return iteration_seconds(self._graph, *self._costs(costs))
 
-    def timeline_of_last(self, *costs: Floats) -> tuple[int, Timeline, float]:
-        """The stage that ends last, the timeline of its segments, and when it ends."""
+    def last(self, *costs: Floats) -> tuple[int, Floats, Floats, float]:
+        """The stage that ends last, when its nodes start and end, and when the last of all ends."""
         line = simulate(self._graph, *self._costs(costs))
         starts, ends = np.split(line.start_s, self._borders), np.split(line.end_s, self._borders)
         last = last_stage(ends)
-        windows = self._windows[self._of_stages[last]]
-        return last, windows.timeline(starts[last], ends[last], *costs), line.iteration_s
+        return last, starts[last], ends[last], line.iteration_s
 
 
 def last_stage(ends_s: Sequence[Floats]) -> int:
@@ -297,15 +327,24 @@ def _by_themselves(
     return tasks, np.flatnonzero(begins), of_windows
 
 
-def _joined(graph: TaskGraph, node: Places, first: Places) -> TaskGraph:
-    """The graph of the nodes, each on the lane of its first task."""
-    lane, nodes = graph.lane[first], len(first)
+def _on_lanes(graph: TaskGraph, node: Places) -> tuple[Places, ...]:
+    """Per lane, the nodes that have tasks on it, in their order."""
+    rows = np.split(node[graph.queue], graph.lane_start[1:-1])
+    return tuple(row[np.append(True, row[1:] != row[:-1])[: len(row)]] for row in rows)
+
+
+def graph_of_nodes(lane: Ints, on_lanes: Sequence[Places], waits: tuple[Places, Places]) -> TaskGraph:
+    """The graph of nodes.
+
+    Args:
+        lane: of each. on_lanes: per lane, those with tasks on it, in order.
+        waits: nodes, and others that wait for these.
+    """
+    nodes = len(lane)
     # The order on a lane is told by edges where windows were taken to another lane.
-    before, after = graph.queue[:-1], graph.queue[1:]
-    in_order = graph.lane[before] == graph.lane[after]
     source, target = (
-        node[np.concatenate([of_edges, of_lane[in_order]])].astype(np.int64)
-        for of_edges, of_lane in zip(graph.edges, (before, after), strict=True)
+        np.concatenate([ends, *(row[chosen] for row in on_lanes)]).astype(np.int64)
+        for ends, chosen in zip(waits, (slice(None, -1), slice(1, None)), strict=True)
     )
     apart = lane[source] != lane[target]
     edges = distinct(target[apart] * (nodes + 1) + source[apart])

@@ -231,7 +231,7 @@ def test_calls_of_stages_leave_their_stream_behind_the_first_exchange() -> None:
     plan = planner_for(parsed).plan(NETWORK, parsed, plan_settings(batch=8, first_bucket_bytes=64, micro_batches=4))
     calls = frozenset(np.flatnonzero(works_with_all_reduce(plan)).tolist())
     for role in plan.roles:
-        of_calls, apart = np.isin(role.work, sorted(calls)), blocking_tasks(plan, role, calls)
+        of_calls, apart = np.isin(role.work, sorted(calls)), blocking_tasks(parsed, role.arrays.whole, calls)
         first = int(np.flatnonzero((role.phase == Phase.GE) & (role.stream == Stream.COMMUNICATION))[0])
         assert not apart[:first].any()
         assert of_calls[:first].any()

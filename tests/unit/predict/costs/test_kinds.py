@@ -13,7 +13,7 @@ from profile_factory import free_copies, layer_times, make_network, make_profile
 
 from paradl_bench.plan.settings import PlanSettings
 from paradl_bench.plan.strategy import parse_strategy
-from paradl_bench.plan.tasks import Phase, Plan, Role, Stream
+from paradl_bench.plan.tasks import Phase, Plan, Role, Stream, TaskArrays
 from paradl_bench.plan.works.work import Sort, Work
 from paradl_bench.strategies.nesting.catalog import planner_for
 from predict.costs.cost_model import CostModel
@@ -72,14 +72,14 @@ def with_last(plan: Plan, work: Work) -> Plan:
         def joined(own: Any, value: int) -> Any:
             return np.append(own, np.int32(value))
 
-        return dataclasses.replace(
-            role,
+        tasks = TaskArrays(
             phase=joined(role.phase, Phase.WU),
             stream=joined(role.stream, Stream.COPY_ENGINE),
             work=joined(role.work, len(plan.works)),
             dependency_start=joined(role.dependency_start, len(role.dependencies) + 1),
             dependencies=joined(role.dependencies, role.tasks - 1),
         )
+        return dataclasses.replace(role, arrays=tasks)
 
     return dataclasses.replace(plan, works=(*plan.works, work), roles=tuple(map(longer, plan.roles)))
 

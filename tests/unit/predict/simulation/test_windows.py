@@ -8,7 +8,7 @@ import pytest
 from paradl_bench.plan.tasks import Stream
 from predict.simulation.exposure import overlapped_and_exposed
 from predict.simulation.pipelines.alike_segments import AlikeSegments
-from predict.simulation.pipelines.windows import LineWindows, Windows, last_stage
+from predict.simulation.pipelines.windows import LineNodes, Nodes, Windows, last_stage
 from predict.simulation.simulator import BLOCKING, LANES, Edges, TaskGraph, iteration_seconds, simulate
 
 COMPUTE, CALL, FETCH = int(Stream.COMPUTE), int(Stream.COMMUNICATION), int(Stream.INPUT)
@@ -47,10 +47,11 @@ def stages_of(graph: TaskGraph, kind: np.ndarray) -> tuple[list[Windows], list[E
     return windows, edges
 
 
-def line_of(graph: TaskGraph, kind: np.ndarray) -> LineWindows:
+def line_of(graph: TaskGraph, kind: np.ndarray) -> LineNodes:
     """A graph's roles as stages of a line."""
     windows, edges = stages_of(graph, kind)
-    return LineWindows(windows, range(len(windows)), edges)
+    of_nodes = [(one, windows[one].node[ends], other, windows[other].node[waits]) for one, ends, other, waits in edges]
+    return LineNodes([Nodes(one.outer, one) for one in windows], range(len(windows)), of_nodes)
 
 
 def nodes(graph: TaskGraph) -> list[int]:
@@ -110,7 +111,8 @@ def test_the_last_stage_runs_as_in_the_whole_graph(seed: int) -> None:
     graph, kind = drawn(seed)
     generator = np.random.default_rng(seed)
     of_kinds, slowdowns = generator.exponential(size=KINDS), 1 + 2 * generator.random((2, KINDS))
-    last, of_last, iteration_s = line_of(graph, kind).timeline_of_last(of_kinds, *slowdowns)
+    last, start_s, end_s, iteration_s = line_of(graph, kind).last(of_kinds, *slowdowns)
+    of_last = stages_of(graph, kind)[0][last].timeline(start_s, end_s, of_kinds, *slowdowns)
     whole = simulate(graph, of_kinds[kind], *(of_kind[kind] for of_kind in slowdowns))
     own = graph.lane // LANES == last
     assert last == last_stage([whole.end_s[graph.lane // LANES == role] for role in range(2)])

@@ -11,6 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from paradl_bench.network.models.traced_networks import traced_network
+from paradl_bench.plan.schedules.ordered import Order
 from paradl_bench.plan.settings import plan_settings
 from paradl_bench.plan.strategy import parse_strategy
 from paradl_bench.plan.tasks import FrameworkOverhead, Phase, Plan, RoleBuilder, Stream
@@ -40,14 +41,20 @@ def test_a_repeated_action_depends_on_its_forward_and_its_predecessor() -> None:
         del builder.dependencies[builder.dependency_start[3] :]
     backward = ActionTasks.of_builder(builder_of_an_action((BEFORE,)), 3, 4, (4,))
     distinct = [ActionTasks.of_builder(first, 0, 1), ActionTasks.of_builder(later, 0, 1), backward]
+    update = RoleBuilder({FORWARD: 0, BACKWARD: 1})
+    update.add(BACKWARD, Phase.WU, Stream.COMPUTE)
+    update.add(BACKWARD, Phase.WU, Stream.COMPUTE, (0,))
     # Forward 0, forward 1, backward 1, backward 0.
-    found = repeat(distinct, np.array([0, 1, 2, 2]), np.array([0, 1, 1, 0]))
+    order = Order(np.array([0, 1, 2, 2]), np.array([0, 1, 1, 0]), np.zeros(4, int))
+    found = repeat(distinct, order, update.arrays())
     rows = np.split(found.dependencies, found.dependency_start[1:-1])
-    assert [row.tolist() for row in rows] == [[], [0], [1], [1], [3], [4], [4], [3, 6], [1], [0, 8]]
-    assert found.work.tolist() == [0] * 6 + [1] * 4
-    assert found.stream.tolist() == [0, 0, 1, 0, 0, 1, 0, 0, 0, 0]
-    assert found.phase.tolist() == [0] * 6 + [1] * 4
-    assert found.done.tolist() == [7, 9]
+    of_actions = [[], [0], [1], [1], [3], [4], [4], [3, 6], [1], [0, 8]]
+    assert [row.tolist() for row in rows] == [*of_actions, [7, 9], [10]]
+    assert found.work.tolist() == [0] * 6 + [1] * 6
+    assert found.stream.tolist() == [0, 0, 1, 0, 0, 1, 0, 0, 0, 0, 0, 0]
+    assert found.phase.tolist() == [0] * 6 + [1] * 4 + [Phase.WU] * 2
+    assert found.action is not None
+    assert found.action.tolist() == [0, 0, 0, 1, 1, 1, 2, 2, 3, 3, -1, -1]
 
 
 ARRAYS = ("phase", "stream", "work", "dependency_start", "dependencies", "action")

@@ -1,0 +1,89 @@
+"""The actions of a rank in arrays: what each one does, and which one its backward goes on from."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from paradl_bench.plan.schedules.schedule import Action
+
+_FORWARD, _COMPLETES = 0, 2
+_DIRECTIONS = {"FW": _FORWARD, "BW_input": 1, "BW": _COMPLETES, "BW_weight": _COMPLETES}
+
+
+class Order(NamedTuple):
+    """What a rank does, action after action.
+
+    Attributes:
+        kinds: per action, the number of what it does.
+        forwards: per action, the index of the one that computes its micro-batch forward on its stage.
+        marks: per action, the number of a stretch of the iteration: actions of unlike ones are never alike.
+    """
+
+    kinds: NDArray[np.intp]
+    forwards: NDArray[np.intp]
+    marks: NDArray[np.intp]
+
+
+class OrderedActions(NamedTuple):
+    """The actions of a rank.
+
+    Attributes:
+        kinds: per action, a number for all that decides its tasks.
+        exchanging: whether gradients are exchanged in it. opening: whether it is unlike others, since none is before.
+        forwards: as of an :class:`Order`.
+    """
+
+    actions: Sequence[Action]
+    kinds: NDArray[np.integer]
+    exchanging: NDArray[np.bool_]
+    opening: NDArray[np.bool_]
+    forwards: NDArray[np.integer]
+
+    @property
+    def first_of_kinds(self) -> list[int]:
+        """The first action of each kind, in their order."""
+        first: list[int] = np.unique(self.kinds, return_index=True)[1].tolist()
+        return sorted(first)
+
+    def order(self, kinds: Sequence[int]) -> Order | None:
+        """Their order, by the places of their kinds among these; None where one is not among them."""
+        found, number = np.unique(self.kinds, return_inverse=True)
+        if not set(found.tolist()) <= set(kinds):
+            return None
+        places = np.array([kinds.index(kind) for kind in found.tolist()], np.intp)
+        return Order(places[number], self.forwards.astype(np.intp), np.cumsum(self.exchanging))
+
+
+def ordered(
+    actions: Sequence[Action], micro_batches: int, *, exchanges: bool, adds_first: bool, opens: bool
+) -> OrderedActions:
+    """Arrays of a rank's actions.
+
+    Args:
+        exchanges: whether replicas exchange gradients, in the last backward of each stage.
+        adds_first: whether the gradients of the first micro-batch are added to something, as all others are.
+        opens: whether the rank's first forward does more than others, on any stage; that of the network's first stage
+            waits for nothing, and so is unlike others too.
+    """
+    directions, of_stages, of_micro_batches = zip(*actions, strict=True)
+    # Numbers compare faster than words.
+    direction = np.array([_DIRECTIONS[name] for name in directions])
+    stages, number = np.array(of_stages), np.array(of_micro_batches)
+    is_forward, completes = direction == _FORWARD, direction == _COMPLETES
+    exchanging = completes & (number == micro_batches - 1) & exchanges
+    adding = completes & ((number > 0) | adds_first)
+    # A backward goes on from its forward.
+    opening = (stages == stages.min()) & (number == 0) & (((stages == 0) & is_forward) | opens)
+    forward_of = np.zeros((stages.max() + 1, micro_batches), np.int64)
+    forward_of[stages[is_forward], number[is_forward]] = np.flatnonzero(is_forward)
+    return OrderedActions(
+        actions=actions,
+        kinds=16 * stages + 8 * ~opening + 4 * adding + direction + exchanging,
+        exchanging=exchanging,
+        opening=opening,
+        forwards=forward_of[stages, number],
+    )

@@ -1,0 +1,73 @@
+"""Actions that are alike: those that the same actions are around, and around whose neighbours the same are."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from paradl_bench.plan.schedules.catalog import schedules
+from paradl_bench.plan.schedules.ordered import Order, ordered
+from paradl_bench.plan.schedules.surroundings import likes
+
+
+def order_of(schedule: str, rank: int, ranks: int, micro_batches: int) -> Order:
+    actions = schedules()[schedule].order(rank, ranks, micro_batches)
+    found = ordered(actions, micro_batches, exchanges=True, adds_first=False, opens=False)
+    order = found.order([*range(16 * 2 * ranks)])
+    assert order is not None
+    return order
+
+
+def around(order: Order, action: int, reach: int) -> tuple[object, ...]:
+    """What is around an action: kinds, and how near forwards are, as far as an end."""
+    places = range(action - reach, action + reach + 1)
+    inside = [place if 0 <= place < len(order.kinds) else None for place in places]
+    return tuple(
+        None
+        if place is None
+        else (int(order.kinds[place]), int(order.marks[place]), min(place - int(order.forwards[place]), 3))
+        for place in inside
+    )
+
+
+@pytest.mark.parametrize("schedule", schedules())
+@pytest.mark.parametrize("rank", range(4))
+def test_the_same_is_around_actions_that_are_alike(schedule: str, rank: int) -> None:
+    order = order_of(schedule, rank, 4, 96)
+    for count in schedules()[schedule].fewer(4, 96):
+        shorter = order_of(schedule, rank, 4, count)
+        like = likes(order, shorter)
+        if like is None:
+            continue
+        for action, other in enumerate(like.tolist()):
+            assert around(order, action, 4) == around(shorter, other, 4)
+            assert around(order, int(order.forwards[action]), 2) == around(shorter, int(shorter.forwards[other]), 2)
+        return
+    raise AssertionError("no count of fewer micro-batches tells what 96 do")
+
+
+def test_an_action_that_no_shorter_order_has_is_like_none() -> None:
+    every = np.arange(12)
+    alone = Order(np.array([0] * 6 + [1] + [0] * 5), every, np.zeros(12, int))
+    assert likes(alone, Order(np.zeros(11, int), every[:11], np.zeros(11, int))) is None
+    like = likes(alone, alone)
+    assert like is not None
+    assert like.tolist() == every.tolist()
+
+
+def test_actions_of_unlike_stretches_are_not_alike() -> None:
+    kinds, every = np.zeros(30, int), np.arange(30)
+    longer = Order(kinds, every, np.repeat([0, 1], 15))
+    assert likes(longer, Order(kinds[:20], every[:20], np.zeros(20, int))) is None
+    like = likes(longer, Order(kinds[:24], every[:24], np.repeat([0, 1], 12)))
+    assert like is not None
+    assert like[:15].max() < 12 <= like[15:].min()
+
+
+def test_counts_of_fewer_micro_batches_are_half_of_all_at_most() -> None:
+    for schedule in schedules().values():
+        counts = list(schedule.fewer(8, 100))
+        assert counts
+        assert max(counts) <= 50
+        assert not any(schedule.refusal(8, count) for count in counts)
+        assert not list(schedule.fewer(8, 16))
