@@ -102,7 +102,7 @@ class TaskArrays:
 
     @property
     def laid_out(self) -> int:
-        """As many."""
+        """All."""
         return self.tasks
 
     @property
@@ -113,8 +113,7 @@ class TaskArrays:
     @property
     def brief(self) -> Brief:
         """All of them, as one action."""
-        only = np.zeros(1, np.intp)
-        return Brief(self, np.zeros(self.tasks, np.intp), like=only, forward=only, forward_here=only)
+        return Brief(self, np.zeros(self.tasks, np.intp), *np.zeros((3, 1), np.intp))
 
 
 @dataclass(frozen=True)
@@ -142,6 +141,11 @@ class Brief:
     def times(self) -> NDArray[np.intp]:
         """Per task, for how many of the role it stands."""
         return np.asarray(np.bincount(self.like, minlength=len(self.forward_here))[self.action])
+
+    @cached_property
+    def counted(self) -> NDArray[np.int64]:
+        """How often the role does each work, as far as the last one that it does."""
+        return np.bincount(self.tasks.work, weights=self.times).astype(np.int64)
 
 
 class RoleTasks(Protocol):
@@ -224,8 +228,8 @@ class Role:
 
     def counts(self, works: int) -> NDArray[np.int64]:
         """How often an iteration does each of so many works."""
-        brief = self.arrays.brief
-        return np.bincount(brief.tasks.work, weights=brief.times, minlength=works).astype(np.int64)
+        counted = self.arrays.brief.counted
+        return np.append(counted, np.zeros(works - len(counted), np.int64))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -26,8 +26,10 @@ UNMEASURED_OVERLAP = "overlap that was not measured"
 """The error of what overlap costs where nobody measured it; all predictions of a profile share it."""
 _STANDS_STILL = 1e9
 """Slow-down of compute that makes no progress beside a collective."""
-_WORTH_THREADS_S = 0.02
+_WORTH_THREADS_S = 0.001
 """An evaluation that takes longer leaves the interpreter alone for most of it, and others can go on beside it."""
+_AT_ONCE_S = 0.02
+"""As many evaluations as take so long are one."""
 _MOST_THREADS = 8
 """Evaluations at a time, each of which holds arrays as long as the plan has tasks."""
 _SHORTEST = 1e-3
@@ -91,7 +93,7 @@ def _moved(workload: PreparedEvaluation, takes_s: float) -> dict[str, tuple[floa
     modes = workload.costs.modes
     shifts = [(mode, by) for mode in modes for by in (Z90, -Z90)]
     # Evaluated at once, they share what a call takes; arrays of very many would lie beyond the processor's caches.
-    at_once = max(1, int(_WORTH_THREADS_S / takes_s)) if takes_s else len(shifts)
+    at_once = max(1, int(_AT_ONCE_S / takes_s)) if takes_s else len(shifts)
     parts = [shifts[start : start + at_once] for start in range(0, len(shifts), at_once)]
 
     def shifted(part: Sequence[tuple[CorrelatedError, float]]) -> list[float]:

@@ -251,20 +251,20 @@ def _waits_across_lanes(role: Role | TaskArrays, lane: Ints) -> tuple[NDArray[np
 
 
 Edges = tuple[int, NDArray[np.integer], int, NDArray[np.integer]]
-"""(Role, tasks) that are waited for, and (role, tasks) that wait, one for one."""
+"""(Graph, tasks) that are waited for, and (graph, tasks) that wait, one for one."""
 
 
-def merge_graphs(graphs: Sequence[TaskGraph], edges: Sequence[Edges]) -> TaskGraph:
-    """One graph of several roles."""
-    start = np.concatenate([[0], np.cumsum([graph.tasks for graph in graphs])])
-    lanes = [graph.lane + index * LANES for index, graph in enumerate(graphs)]
+def merge_graphs(graphs: Sequence[TaskGraph], edges: Sequence[Edges] = ()) -> TaskGraph:
+    """One graph of the roles of several; ``edges`` count graphs, and tasks of each."""
+    start, roles = (np.cumsum([0, *counts]) for counts in zip(*((of.tasks, of.roles) for of in graphs), strict=True))
+    lanes = [graph.lane + first * LANES for graph, first in zip(graphs, roles, strict=False)]
     sources, targets = ([graph.edges[end] + start[role] for role, graph in enumerate(graphs)] for end in (0, 1))
     for source_role, source, role, target in edges:
         sources.append(source + start[source_role])
         targets.append(target + start[role])
     return TaskGraph.of_edges(
         _as_indices(np.concatenate(lanes)),
-        len(graphs),
+        int(roles[-1]),
         _as_indices(np.concatenate(sources)),
         _as_indices(np.concatenate(targets)),
     )

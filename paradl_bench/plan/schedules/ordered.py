@@ -8,7 +8,7 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from paradl_bench.plan.schedules.schedule import Action
+from paradl_bench.plan.schedules.schedule import Action, Extent
 
 _FORWARD, _COMPLETES = 0, 2
 _DIRECTIONS = {"FW": _FORWARD, "BW_input": 1, "BW": _COMPLETES, "BW_weight": _COMPLETES}
@@ -59,26 +59,28 @@ class OrderedActions(NamedTuple):
 
 
 def ordered(
-    actions: Sequence[Action], micro_batches: int, *, exchanges: bool, adds_first: bool, opens: bool
+    actions: Sequence[Action], extent: Extent, *, is_first: bool, exchanges: bool, adds_first: bool, opens: bool
 ) -> OrderedActions:
     """Arrays of a rank's actions.
 
     Args:
+        is_first: whether the rank has the network's first stage.
         exchanges: whether replicas exchange gradients, in the last backward of each stage.
         adds_first: whether the gradients of the first micro-batch are added to something, as all others are.
-        opens: whether the rank's first forward does more than others, on any stage; that of the network's first stage
-            waits for nothing, and so is unlike others too.
+        opens: whether the rank's first forward does more than others; that of the network's first stage waits for
+            nothing, and so is unlike others too.
     """
     directions, of_stages, of_micro_batches = zip(*actions, strict=True)
     # Numbers compare faster than words.
     direction = np.array([_DIRECTIONS[name] for name in directions])
-    stages, number = np.array(of_stages), np.array(of_micro_batches)
+    # Of the rank's own, from 0 on.
+    stages, number = np.array(of_stages) // extent.ranks, np.array(of_micro_batches)
     is_forward, completes = direction == _FORWARD, direction == _COMPLETES
-    exchanging = completes & (number == micro_batches - 1) & exchanges
+    exchanging = completes & (number == extent.micro_batches - 1) & exchanges
     adding = completes & ((number > 0) | adds_first)
     # A backward goes on from its forward.
-    opening = (stages == stages.min()) & (number == 0) & (((stages == 0) & is_forward) | opens)
-    forward_of = np.zeros((stages.max() + 1, micro_batches), np.int64)
+    opening = (stages == 0) & (number == 0) & ((is_first & is_forward) | opens)
+    forward_of = np.zeros((stages.max() + 1, extent.micro_batches), np.int64)
     forward_of[stages[is_forward], number[is_forward]] = np.flatnonzero(is_forward)
     return OrderedActions(
         actions=actions,

@@ -54,8 +54,18 @@ class Neighbours(NamedTuple):
     target: int | None
 
 
-_BESIDE_WARM_UP = 12
-"""Micro-batches that go through a full pipeline, more than what fills it and empties it reaches over."""
+_REACH = 12
+"""Ranks behind one, and micro-batches in a full pipeline, beyond which more of them change nothing but how often."""
+_TRIED = ((1, _REACH), (_REACH, _REACH))
+"""Ranks in front of one, and behind."""
+
+
+class Extent(NamedTuple):
+    """A rank of a pipeline: its number, how many there are, and of how many micro-batches."""
+
+    rank: int
+    ranks: int
+    micro_batches: int
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -100,13 +110,17 @@ class Schedule:
         if refused:
             raise UserError(f"--micro-batches {micro_batches} with --schedule {self.name}: {refused}")
 
-    def fewer(self, ranks: int, micro_batches: int) -> Iterator[int]:
-        """Smaller counts of micro-batches, from few to many, that may show all that a rank does of so many."""
-        for turns in (1, 2, 3):
-            count = turns * ranks + _BESIDE_WARM_UP
-            for even in (count, -(-count // ranks) * ranks):
-                if 2 * even <= micro_batches and not self.refusal(ranks, even):
-                    yield even
+    def shorter(self, rank: int, ranks: int, micro_batches: int) -> Iterator[Extent]:
+        """Smaller pipelines, from small to large, a rank of which may do all that this one does, less often."""
+        # Whether ranks stand in front of one matters in all schedules, how many in some.
+        tried = ((min(rank, in_front), min(ranks - 1 - rank, behind)) for in_front, behind in _TRIED)
+        for in_front, behind in dict.fromkeys((*tried, (rank, ranks - 1 - rank))):
+            like = in_front + 1 + behind
+            for turns in (1, 2, 3, 4, 6):
+                count = turns * like + _REACH
+                for even in (count, -(-count // like) * like):
+                    if 2 * even <= micro_batches and not self.refusal(like, even):
+                        yield Extent(in_front, like, even)
 
     def neighbours(self, action: Action, ranks: int) -> Neighbours:
         """The stages on other ranks that the action receives from and sends to."""

@@ -9,7 +9,10 @@ order, which decides who is whose neighbour and nothing else.
 
 from __future__ import annotations
 
+import itertools
 from typing import NamedTuple
+
+import msgspec
 
 from paradl_bench.core.errors import UserError
 from paradl_bench.network.graph import ModelGraph
@@ -151,7 +154,12 @@ class NestedPlanner:
         return self._found_shards(network, strategy, settings)
 
     def _found_shards(self, network: ModelGraph, strategy: Strategy, settings: PlanSettings) -> ReplicaShards:
-        return _LATEST.get(network, (strategy, settings), lambda: self._find_shards(network, strategy, settings))
+        # Strategies of a search differ in turns and buckets, which change nothing of what ranks run of layers.
+        options = {kind for index in self._sharding for kind in strategy.axes[index].declared.options}
+        decisive = tuple(given for given in settings.axes if type(given) in options - {ExchangeOptions})
+        others = msgspec.structs.replace(settings, axes=decisive, batch=1, accumulate=1)
+        key = strategy, samples_at_once(strategy, settings), others
+        return _LATEST.get(network, key, lambda: self._find_shards(network, strategy, settings))
 
     def _find_shards(self, network: ModelGraph, strategy: Strategy, settings: PlanSettings) -> ReplicaShards:
         local_batch = samples_at_once(strategy, settings)
@@ -191,8 +199,16 @@ class NestedPlanner:
         check_accumulation(strategy, settings)
         check_recomputation(network, strategy, settings)
         if network.layers and len(self._sharding) > 1:
-            # What one axis leaves has to part over the ranks of the next.
-            self._found_shards(as_held(network, settings.dtype), strategy, settings)
+            self._check_parts(as_held(network, settings.dtype), strategy, settings)
+
+    def _check_parts(self, network: ModelGraph, strategy: Strategy, settings: PlanSettings) -> None:
+        """What one axis leaves has to part over the ranks of the next: its largest parts, which come first, and its
+        smallest.
+        """
+        known: dict[AxisPlace, ShardedLayers] = {}
+        ends = [{0, axis.degree - 1} if index in self._sharding else {0} for index, axis in enumerate(strategy.axes)]
+        for position in itertools.product(*map(sorted, ends)):
+            self._shard(network, strategy, position, samples_at_once(strategy, settings), settings, known)
 
     def _shard(
         self,

@@ -44,7 +44,7 @@ from paradl_bench.plan.compute import BackwardPart, NetworkCompute
 from paradl_bench.plan.mesh import degree_of, group_axes, positions, zero_stage
 from paradl_bench.plan.schedules.catalog import schedule_of
 from paradl_bench.plan.schedules.ordered import Order, OrderedActions, ordered
-from paradl_bench.plan.schedules.schedule import Action, Schedule
+from paradl_bench.plan.schedules.schedule import Action, Extent, Schedule
 from paradl_bench.plan.settings import Limit, PlanSettings
 from paradl_bench.plan.strategy import Strategy
 from paradl_bench.plan.tasks import Before, Phase, Plan, Role, RoleBuilder, Stream, Transfer, Work
@@ -230,7 +230,7 @@ class _RankPlan:
 
     def role(self, name: str, multiplicity: int) -> Role:
         """Actions in the schedule's order, then the weight update of all stages of the rank."""
-        actions = self._ordered(self._count)
+        actions = self._ordered(Extent(self._rank, self._ranks, self._count))
         # Works are numbered in the order in which a rank comes to them.
         first = actions.first_of_kinds
         distinct = [
@@ -248,8 +248,8 @@ class _RankPlan:
         before = self._parts.add_update(update) if self._parts else self._add_update(update)
 
         def shorter() -> Iterator[Order]:
-            for count in self._schedule.fewer(self._ranks, self._count):
-                found = self._ordered(count).order(kinds)
+            for extent in self._schedule.shorter(self._rank, self._ranks, self._count):
+                found = self._ordered(extent).order(kinds)
                 if found is not None:
                     yield found
 
@@ -262,11 +262,12 @@ class _RankPlan:
             exchanged_before=before + self._exchanges.setup_apart,
         )
 
-    def _ordered(self, count: int) -> OrderedActions:
-        """The actions of so many micro-batches."""
+    def _ordered(self, extent: Extent) -> OrderedActions:
+        """The actions of the rank, or of one of a shorter pipeline that holds the same stages."""
         return ordered(
-            self._schedule.order(self._rank, self._ranks, count),
-            count,
+            self._schedule.order(*extent),
+            extent,
+            is_first=self._rank == 0,
             exchanges=bool(self._exchanges),
             adds_first=adds_first(self._settings),
             # It gathers what replicas hold parts of, or sets a buffer to zero.

@@ -191,7 +191,8 @@ def _gaps(
             host_s[work] = dispatch.forward_s if is_forward else dispatch.backward_s
     is_overhead = np.zeros(len(plan.works), bool)
     is_overhead[list(plan.of_kind(FrameworkOverhead))] = True
-    all_s = sum(role.multiplicity * float(device_s @ role.counts(len(plan.works))) for role in plan.roles)
+    issued = sum(role.multiplicity * role.counts(len(plan.works)) for role in plan.roles)
+    all_s = float((device_s * issued).sum())
     counted = (host_s > 0) | is_overhead
     key = "stretches", counted.tobytes()
     of_roles = plan.found.once(key, lambda: _stretches_of_roles(plan, counted, is_overhead))

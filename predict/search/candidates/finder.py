@@ -19,7 +19,7 @@ from paradl_bench.plan.strategy import Strategy
 from paradl_bench.strategies.nesting.nested_plan import check_nesting
 from paradl_bench.strategies.passes.lower_precision import check_dtype, check_kernel_settings
 from paradl_bench.strategies.pipeline.stages import most_stages
-from predict.search.candidates.mesh import Mesh, Settings, divisors, placements
+from predict.search.candidates.mesh import Mesh, Settings, Sharing, divisors, placements
 from predict.search.candidates.refusals import Held, Refusals
 from predict.search.candidates.ruled_out import RuledOut
 from predict.search.candidates.shared_axes import SharedAxes
@@ -63,7 +63,9 @@ class Finder:
 
     def meshes(self) -> Iterator[Mesh]:
         """Those within the limits of their axes and of the batch."""
-        for shared, chosen in (((), ()), *self._shared_axes):
+        alone: Sharing = (), ()
+        # One after the other: what is found of one is asked for again by its meshes.
+        for shared, chosen in itertools.chain((alone,), self._shared_axes):
             rest = self._ranks // math.prod(axis.degree for axis in shared)
             for stages in divisors(rest):
                 mesh = Mesh(shared, stages, rest // stages, chosen=chosen)

@@ -8,6 +8,7 @@ import math
 from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
+import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
@@ -121,6 +122,14 @@ class MeshColumns(NamedTuple):
         return cls(*np.array([[getattr(mesh, name) for name in cls._fields] for mesh in meshes], np.int64).T)
 
 
+def of_one_sample(settings: PlanSettings, axes: Sequence[Axis]) -> PlanSettings:
+    """The settings with one sample a rank: what ranks share of layers depends on no more of them, and is kept by it."""
+    samplers = math.prod(axis.degree for axis in axes if axis.has(Trait.DIVIDES_BATCH))
+    return msgspec.structs.replace(settings, batch=samplers, accumulate=1)
+
+
+# A search asks for the same ones of each of its meshes.
+@functools.lru_cache(maxsize=4096)
 def axis_along(trait: Trait, degree: int, prefix: int = 0) -> Axis:
     """The axis that does what the trait says, with so many ranks."""
     return Axis(kind=kinds_with(trait)[0].name, extents=(degree,), prefix=prefix)

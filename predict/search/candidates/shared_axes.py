@@ -16,7 +16,7 @@ from paradl_bench.plan.axis_planner import DimsPlanner, axis_planner
 from paradl_bench.plan.settings import PlanSettings
 from paradl_bench.plan.strategy import Axis, Strategy
 from paradl_bench.strategies.nesting.catalog import planner_for
-from predict.search.candidates.mesh import Sharing, choices_of, divisors, factorings, placements
+from predict.search.candidates.mesh import Sharing, choices_of, divisors, factorings, of_one_sample, placements
 from predict.search.candidates.mirrored import is_first_written
 from predict.search.candidates.ruled_out import RuledOut
 
@@ -34,6 +34,9 @@ class SharedAxes:
         self._network, self._settings, self._ranks = network, settings, ranks
         self._impossible, self._like = impossible, like
         self._mirrored: list[Axis] = []
+        # Of equal blocks one says as much as all, unless somebody names blocks.
+        names = settings.recompute or any(options.of_shards for options in settings.axes)
+        self._few = network if names else without_equal_blocks(network).network
 
     def __iter__(self) -> Iterator[Sharing]:
         """Axes that share layers, of each degree that divides the ranks, with each choice of what is tried of them."""
@@ -52,12 +55,9 @@ class SharedAxes:
 
     def _go_together(self, axes: tuple[Axis, ...], chosen: tuple[AxisOptions, ...]) -> bool:
         """Whether one axis shares what another leaves of layers; else the strategies that have both are counted."""
-        strategy, settings = Strategy(axes=axes), self._settings.having(*chosen)
-        # Of equal blocks one says as much as all, unless somebody names blocks.
-        names = self._settings.recompute or any(options.of_shards for options in self._settings.axes)
-        network = self._network if names else without_equal_blocks(self._network).network
+        strategy, settings = Strategy(axes=axes), of_one_sample(self._settings.having(*chosen), axes)
         try:
-            planner_for(strategy).check(network, strategy, settings)
+            planner_for(strategy).check(self._few, strategy, settings)
         except UserError as error:
             text = str(error).replace(f"strategy {strategy}", " with ".join(axis.kind for axis in axes))
             self._impossible.add(text, self._strategies_with(*(axis.degree for axis in axes)))

@@ -29,7 +29,7 @@ from paradl_bench.plan.tasks import Collective, Communication, HaloExchange
 from paradl_bench.strategies.spatial.axis import SpatialOptions
 from paradl_bench.strategies.spatial.region import spatial_region
 from predict.costs.sourced import Floats, Ints
-from predict.search.candidates.mesh import Sharing
+from predict.search.candidates.mesh import Sharing, of_one_sample
 from predict.search.pricing.held_parts import KINDS, PartsOfLayers, held_parts
 
 _ELEMENT_BYTES = DTYPE_BYTES["fp32"]
@@ -90,7 +90,8 @@ def shared_work(network: ModelGraph, axes: Sequence[Axis], settings: PlanSetting
         )
     if axes[0].has(Trait.CUTS_POSITIONS):
         return _Blocks(network, axes[0].extents, settings).work()
-    shared = shard_in_turn(network, [AxisPlace(axis, number, 0, 1) for number, axis in enumerate(axes)], settings)
+    places = [AxisPlace(axis, number, 0, 1) for number, axis in enumerate(axes)]
+    shared = shard_in_turn(network, places, of_one_sample(settings, axes))
     share, held = np.ones((2, len(network.layers)))
     messages: list[Message] = []
     parts = {index: known.of(index, shard) for index, shard in shared.shards.items()}

@@ -207,7 +207,7 @@ class _Line:
     @cached_property
     def fetches(self) -> bool:
         """Whether any stage has tasks of the input."""
-        return any(bool(stage.brief.phased.fetches.any()) for stage in self.stages)
+        return any(stage.brief.fetches for stage in self.stages)
 
     @cached_property
     def nodes(self) -> LineNodes:

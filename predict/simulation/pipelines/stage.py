@@ -17,6 +17,7 @@ from paradl_bench.plan.axes.kind import Trait
 from paradl_bench.plan.mesh import group_axes
 from paradl_bench.plan.strategy import Strategy
 from paradl_bench.plan.tasks import Brief, Collective, Plan, Role, Stream, TaskArrays, Transfer, Work
+from paradl_bench.strategies.passes.input_tasks import INPUT_PHASES
 from predict.costs.priced import blocking_tasks
 from predict.simulation.phases import PhasedTasks
 from predict.simulation.pipelines.alike_segments import Places, alike_segments
@@ -74,6 +75,11 @@ class StageTasks:
         before, met = self.meets
         waits, waited_for = np.concatenate([*receives, met]), np.concatenate([*sends, before])
         return Windows(self.condensed.graph, self.alike, self.work, waits, waited_for)
+
+    @property
+    def fetches(self) -> bool:
+        """Whether any of them is of the input."""
+        return bool(np.isin(self.condensed.phase, INPUT_PHASES).any())
 
     @cached_property
     def phased(self) -> PhasedTasks:
@@ -165,7 +171,7 @@ def _unrolled(brief: Brief, tasks: StageTasks) -> tuple[Nodes, Ended] | None:
     """Nodes of all micro-batches from those of few; None where one waits for what is too far away to be told."""
     windows = tasks.windows
     ended = _ended(tasks)
-    unrolled = Unrolled(brief, brief.action[tasks.condensed.first[windows.first]], windows.kinds)
+    unrolled = Unrolled(brief, brief.action[tasks.condensed.first[windows.first]], windows.distinct.number)
     waits, meets = unrolled.pairs(*windows.waits), unrolled.pairs(*ended.meets)
     if waits is None or meets is None:
         return None

@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 from paradl_bench.plan.tasks import Ints, Stream
 from predict.costs.sourced import Floats
 from predict.simulation.exposure import overlapped_and_exposed
-from predict.simulation.pipelines.alike_segments import AlikeSegments, Places, alike_segments
+from predict.simulation.pipelines.alike_segments import AlikeSegments, Places, alike_segments, joined
 from predict.simulation.simulator import (
     BLOCKING,
     LANES,
@@ -47,11 +47,11 @@ class Windows:
     """
 
     def __init__(self, graph: TaskGraph, alike: AlikeSegments, work: Places, waits: Ints, waited_for: Ints) -> None:
-        self._graph, self._alike, self._work = graph, alike, work
+        self._graph, self.alike, self.work = graph, alike, work
         self.node = _nodes(graph, waits, waited_for)
         """Per segment, the number of the window that holds it, or its own; in the order of their first segments."""
-        self._distinct = _distinct_windows(graph, alike.of_segments, self.node)
-        self.first = self._distinct.first
+        self.distinct = _distinct_windows(graph, alike.of_segments, self.node)
+        self.first = self.distinct.first
         """Per node, its first segment."""
         self.lane, self.on_lanes = graph.lane[self.first], _on_lanes(graph, self.node)
         """Per node, the lane of its first task; and per lane, the nodes with tasks on it."""
@@ -60,31 +60,19 @@ class Windows:
         """Nodes, and those that wait for them."""
 
     @property
-    def kinds(self) -> Places:
-        """Per node, a number for all that decides what it takes."""
-        return self._distinct.number
+    def is_window(self) -> NDArray[np.bool_]:
+        """Per node, whether it is a window; else a segment by itself."""
+        return np.bincount(self.node) > 1
 
     @cached_property
     def outer(self) -> TaskGraph:
         """The graph of the nodes."""
         return graph_of_nodes(self.lane, self.on_lanes, self.waits)
 
-    def costs_of_nodes(self, seconds: Floats, *slowdowns: Floats) -> tuple[Floats, ...]:
-        """Seconds and slow-downs per node, of one row of each per work or of several."""
-        found, of_kinds = self._distinct, self._alike.of_kinds(seconds)
-        works = self._work[found.tasks]
-        of_windows = found.seconds(
-            of_kinds.take(self._alike.of_segments[found.tasks], axis=-1),
-            *(of_works.take(works, axis=-1) for of_works in slowdowns),
-        )
-        every = np.concatenate([of_windows, of_kinds], axis=-1)
-        first = self._work[found.first]
-        return every.take(found.number, axis=-1), *(of_works.take(first, axis=-1) for of_works in slowdowns)
-
     @cached_property
     def _place(self) -> Places:
         """Per segment, which task of the distinct windows it is like; -1 for one by itself."""
-        found, order = self._distinct, np.argsort(self.node, kind="stable")
+        found, order = self.distinct, np.argsort(self.node, kind="stable")
         count = np.bincount(self.node)
         within = np.arange(len(order)) - np.repeat(np.cumsum(count) - count, count)
         number = found.number[self.node[order]]
@@ -95,10 +83,10 @@ class Windows:
 
     def timeline(self, start_s: Floats, end_s: Floats, seconds: Floats, *slowdowns: Floats) -> Timeline:
         """That of all segments, from when nodes start and end under costs per work."""
-        found = self._distinct
-        kinds, works = self._alike.of_segments[found.tasks], self._work[found.tasks]
+        found = self.distinct
+        kinds, works = self.alike.of_segments[found.tasks], self.work[found.tasks]
         of_works = (slowdown[works] for slowdown in slowdowns)
-        inside = simulate(found.graph, self._alike.of_kinds(seconds)[kinds], *of_works)
+        inside = simulate(found.graph, self.alike.of_kinds(seconds)[kinds], *of_works)
         starts, ends = start_s[self.node], end_s[self.node]
         in_window = np.flatnonzero(self._place >= 0)
         places = self._place[in_window]
@@ -119,10 +107,48 @@ class Nodes(NamedTuple):
     windows: Windows
     like: Places | None = None
 
-    def costs(self, seconds: Floats, *slowdowns: Floats) -> tuple[Floats, ...]:
-        """Seconds and slow-downs of each, of one row of each per work or of several."""
-        found = self.windows.costs_of_nodes(seconds, *slowdowns)
-        return found if self.like is None else tuple(values.take(self.like, axis=-1) for values in found)
+
+class NodeCosts:
+    """What the nodes of several stages take.
+
+    Args:
+        nodes: of the stages that differ. of_stages: per stage, which of these it has.
+    """
+
+    def __init__(self, nodes: Sequence[Nodes], of_stages: Sequence[int]) -> None:
+        windows = [of_stage.windows for of_stage in nodes]
+        parts = [of_stage.distinct for of_stage in windows]
+        # All windows are numbered first, and then all kinds of what stands by itself.
+        counts = [len(part.start) for part in parts]
+        alike = [of_stage.alike for of_stage in windows]
+        self._alike = joined(alike)
+        of_segments = np.split(self._alike.of_segments, np.cumsum([len(own.of_segments) for own in alike])[:-1])
+        self._kinds = np.concatenate([own[part.tasks] for own, part in zip(of_segments, parts, strict=True)])
+        self._works = np.concatenate([own.work[part.tasks] for own, part in zip(windows, parts, strict=True)])
+        tasks = np.cumsum([0, *(len(part.tasks) for part in parts)])
+        self._start = np.concatenate([part.start + before for part, before in zip(parts, tasks, strict=False)])
+        self._graph = merge_graphs([part.graph for part in parts])
+        first = np.cumsum([0, *counts])
+        number, work = [], []
+        for part, own, kinds, before in zip(parts, windows, of_segments, first, strict=False):
+            by_itself = first[-1] + kinds[part.first]
+            number.append(np.where(own.is_window, part.number + before, by_itself))
+            work.append(own.work[part.first])
+        like = [slice(None) if of_stage.like is None else of_stage.like for of_stage in nodes]
+        self._number, self._work = (
+            np.concatenate([of_nodes[which][like[which]] for which in of_stages]) for of_nodes in (number, work)
+        )
+
+    def of(self, seconds: Floats, *slowdowns: Floats) -> tuple[Floats, ...]:
+        """Seconds and slow-downs of each, stage after stage, of one row of each per work or of several."""
+        of_kinds = self._alike.of_kinds(seconds)
+        of_tasks = of_kinds.take(self._kinds, axis=-1)
+        slowed = (of_works.take(self._works, axis=-1) for of_works in slowdowns)
+        of_windows = of_tasks
+        if len(self._start):
+            of_windows = np.maximum.reduceat(end_seconds(self._graph, of_tasks, *slowed), self._start, axis=-1)
+        every = np.concatenate([of_windows, of_kinds], axis=-1)
+        return every.take(self._number, axis=-1), *(of_works.take(self._work, axis=-1) for of_works in slowdowns)
 
 
 class LineNodes:
@@ -133,23 +159,18 @@ class LineNodes:
     """
 
     def __init__(self, nodes: Sequence[Nodes], of_stages: Sequence[int], edges: Sequence[Edges]) -> None:
-        self._nodes, self._of_stages = nodes, of_stages
+        self._costs = NodeCosts(nodes, of_stages)
         graphs = [nodes[number].graph for number in of_stages]
         self._graph = merge_graphs(graphs, edges)
         self._borders = np.cumsum([graph.tasks for graph in graphs])[:-1]
 
-    def _costs(self, costs: Sequence[Floats]) -> list[Floats]:
-        of_windows = [nodes.costs(*costs) for nodes in self._nodes]
-        of_stages = zip(*(of_windows[number] for number in self._of_stages), strict=True)
-        return [np.concatenate(of_stage, axis=-1) for of_stage in of_stages]
-
     def iteration_s(self, *costs: Floats) -> Floats:
         """When the last stage ends, under each row of costs per work: seconds, slow-downs."""
-        return iteration_seconds(self._graph, *self._costs(costs))
+        return iteration_seconds(self._graph, *self._costs.of(*costs))
 
     def last(self, *costs: Floats) -> tuple[int, Floats, Floats, float]:
         """The stage that ends last, when its nodes start and end, and when the last of all ends."""
-        line = simulate(self._graph, *self._costs(costs))
+        line = simulate(self._graph, *self._costs.of(*costs))
         starts, ends = np.split(line.start_s, self._borders), np.split(line.end_s, self._borders)
         last = last_stage(ends)
         return last, starts[last], ends[last], line.iteration_s
@@ -161,7 +182,7 @@ def last_stage(ends_s: Sequence[Floats]) -> int:
     return int(np.argmax(of_stages >= of_stages.max() * (1 - 1e-12)))
 
 
-class _Distinct(NamedTuple):
+class Distinct(NamedTuple):
     """The windows that differ.
 
     Attributes:
@@ -176,12 +197,6 @@ class _Distinct(NamedTuple):
     start: Places
     graph: TaskGraph
     number: Places
-
-    def seconds(self, of_tasks: Floats, *slowdowns: Floats) -> Floats:
-        """Per window, from the seconds and slow-downs of its tasks."""
-        if not len(self.start):
-            return of_tasks
-        return np.maximum.reduceat(end_seconds(self.graph, of_tasks, *slowdowns), self.start, axis=-1)
 
 
 class _Members(NamedTuple):
@@ -279,7 +294,7 @@ def _last_sources(members: _Members) -> NDArray[np.integer]:
     return found
 
 
-def _distinct_windows(graph: TaskGraph, kind: Places, node: Places) -> _Distinct:
+def _distinct_windows(graph: TaskGraph, kind: Places, node: Places) -> Distinct:
     nodes = int(node.max(initial=_NONE)) + 1
     first = np.empty(nodes, np.intp)
     # Of equal places the last assignment stays: that of the first task, where tasks come in reverse.
@@ -307,7 +322,7 @@ def _distinct_windows(graph: TaskGraph, kind: Places, node: Places) -> _Distinct
     place = np.empty(len(representative), np.intp)
     place[np.argsort(representative)] = np.arange(len(representative))
     number[is_window] = place[which]
-    return _Distinct(first, *_by_themselves(graph, node, chosen, (source, target)), number)
+    return Distinct(first, *_by_themselves(graph, node, chosen, (source, target)), number)
 
 
 def _by_themselves(

@@ -7,13 +7,14 @@ import pytest
 
 from paradl_bench.plan.schedules.catalog import schedules
 from paradl_bench.plan.schedules.ordered import Order, ordered
+from paradl_bench.plan.schedules.schedule import Extent
 from paradl_bench.plan.schedules.surroundings import likes
 
 
-def order_of(schedule: str, rank: int, ranks: int, micro_batches: int) -> Order:
-    actions = schedules()[schedule].order(rank, ranks, micro_batches)
-    found = ordered(actions, micro_batches, exchanges=True, adds_first=False, opens=False)
-    order = found.order([*range(16 * 2 * ranks)])
+def order_of(schedule: str, extent: Extent, *, is_first: bool) -> Order:
+    actions = schedules()[schedule].order(*extent)
+    found = ordered(actions, extent, is_first=is_first, exchanges=True, adds_first=False, opens=False)
+    order = found.order([*range(16 * 2)])
     assert order is not None
     return order
 
@@ -31,11 +32,11 @@ def around(order: Order, action: int, reach: int) -> tuple[object, ...]:
 
 
 @pytest.mark.parametrize("schedule", schedules())
-@pytest.mark.parametrize("rank", range(4))
-def test_the_same_is_around_actions_that_are_alike(schedule: str, rank: int) -> None:
-    order = order_of(schedule, rank, 4, 96)
-    for count in schedules()[schedule].fewer(4, 96):
-        shorter = order_of(schedule, rank, 4, count)
+@pytest.mark.parametrize(("rank", "ranks"), [(0, 4), (1, 4), (2, 4), (3, 4), (0, 30), (7, 30), (20, 30), (29, 30)])
+def test_the_same_is_around_actions_that_are_alike(schedule: str, rank: int, ranks: int) -> None:
+    order = order_of(schedule, Extent(rank, ranks, 16 * ranks), is_first=rank == 0)
+    for extent in schedules()[schedule].shorter(rank, ranks, 16 * ranks):
+        shorter = order_of(schedule, extent, is_first=rank == 0)
         like = likes(order, shorter)
         if like is None:
             continue
@@ -43,7 +44,7 @@ def test_the_same_is_around_actions_that_are_alike(schedule: str, rank: int) -> 
             assert around(order, action, 4) == around(shorter, other, 4)
             assert around(order, int(order.forwards[action]), 2) == around(shorter, int(shorter.forwards[other]), 2)
         return
-    raise AssertionError("no count of fewer micro-batches tells what 96 do")
+    raise AssertionError("no shorter pipeline tells what this one does")
 
 
 def test_an_action_that_no_shorter_order_has_is_like_none() -> None:
@@ -64,10 +65,13 @@ def test_actions_of_unlike_stretches_are_not_alike() -> None:
     assert like[:15].max() < 12 <= like[15:].min()
 
 
-def test_counts_of_fewer_micro_batches_are_half_of_all_at_most() -> None:
+def test_shorter_pipelines_have_half_of_the_micro_batches_at_most() -> None:
     for schedule in schedules().values():
-        counts = list(schedule.fewer(8, 100))
-        assert counts
-        assert max(counts) <= 50
-        assert not any(schedule.refusal(8, count) for count in counts)
-        assert not list(schedule.fewer(8, 16))
+        for rank in range(40):
+            extents = list(schedule.shorter(rank, 40, 200))
+            assert extents
+            assert max(extent.micro_batches for extent in extents) <= 100
+            assert all(0 <= extent.rank < extent.ranks <= 40 for extent in extents)
+            assert all((extent.rank > 0) == (rank > 0) for extent in extents)
+            assert not any(schedule.refusal(extent.ranks, extent.micro_batches) for extent in extents)
+            assert not list(schedule.shorter(rank, 40, 16))

@@ -18,6 +18,7 @@ from predict.costs.cost_model import CostModel
 from predict.costs.priced import PricedPlan
 from predict.simulation.pipelines.pipeline_simulation import PipelineSimulation
 from predict.simulation.pipelines.stage import Stage, Transfers, meetings_of
+from predict.simulation.pipelines.windows import NodeCosts
 
 BLOCKS = {1: (3, 6, 9), 2: (2, 3, 4, 6, 8, 9, 10)}
 """Of GPT-2: blocks that begin a stage, by stages a rank."""
@@ -102,7 +103,7 @@ def test_nodes_are_those_of_all_tasks(plan: Plan, blocks: bool) -> None:
         assert every.nodes.like is None
         assert few.nodes.graph.lane.tolist() == every.nodes.graph.lane.tolist()
         assert edges_in(few) == edges_in(every)
-        for values, expected in zip(few.nodes.costs(*costs), every.nodes.costs(*costs), strict=True):
+        for values, expected in zip(*(NodeCosts([of.nodes], [0]).of(*costs) for of in (few, every)), strict=True):
             assert values == pytest.approx(expected, rel=1e-12)
         assert {end: nodes.tolist() for end, nodes in few.ended.ends.items()} == {
             end: nodes.tolist() for end, nodes in every.ended.ends.items()
