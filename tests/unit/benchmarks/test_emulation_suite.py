@@ -98,6 +98,14 @@ def test_every_configuration_is_plannable_and_survives_encoding(name: str, model
             assert not case.complete
 
 
+@pytest.mark.parametrize("layout", [layout for layouts in LAYOUTS.values() for layout in layouts], ids=str)
+def test_a_slower_cluster_sleeps_longer_in_the_same_runs(layout: NodeLayout, tmp_path: Path) -> None:
+    usual = emulation_cases.cases_of(tmp_path, STRATEGIES, "resnet50", layout)
+    slower = emulation_cases.cases_of(tmp_path, STRATEGIES, "resnet50", layout, dilate=3.0)
+    assert [case.directory for case in slower] == [case.directory for case in usual]
+    assert [case.dilate for case in slower] == pytest.approx([3 * case.dilate for case in usual], rel=1e-3)
+
+
 @pytest.mark.parametrize("suite", [DISTSIM, TRANSFORMERS], ids=["distsim", "transformers"])
 @pytest.mark.parametrize("layout", LAYOUTS[4], ids=str)
 def test_every_group_of_a_configuration_is_swept(
