@@ -54,8 +54,10 @@ class Neighbours(NamedTuple):
     target: int | None
 
 
-_REACH = 12
-"""Ranks behind one, and micro-batches in a full pipeline, beyond which more of them change nothing but how often."""
+_REACH = 9
+"""Ranks behind one beyond which more of them change nothing but how often something is done."""
+_MORE = 3
+"""Micro-batches beside those that go through the pipeline in turns."""
 _TRIED = ((1, _REACH), (_REACH, _REACH))
 """Ranks in front of one, and behind."""
 
@@ -116,9 +118,9 @@ class Schedule:
         tried = ((min(rank, in_front), min(ranks - 1 - rank, behind)) for in_front, behind in _TRIED)
         for in_front, behind in dict.fromkeys((*tried, (rank, ranks - 1 - rank))):
             like = in_front + 1 + behind
-            for turns in (1, 2, 3, 4, 6):
-                count = turns * like + _REACH
-                for even in (count, -(-count // like) * like):
+            for turns in (2, 3, 4, 6):
+                count = turns * like + _MORE
+                for even in dict.fromkeys((count, -(-count // like) * like)):
                     if 2 * even <= micro_batches and not self.refusal(like, even):
                         yield Extent(in_front, like, even)
 

@@ -150,7 +150,8 @@ class NestedPlanner:
             UserError: a limit is exceeded; the message names it.
         """
         network = as_held(network, settings.dtype)
-        self.check(network, strategy, settings)
+        self._check_axes(network, strategy, settings)
+        # Whether what one axis leaves parts over the ranks of the next shows here.
         return self._found_shards(network, strategy, settings)
 
     def _found_shards(self, network: ModelGraph, strategy: Strategy, settings: PlanSettings) -> ReplicaShards:
@@ -190,6 +191,12 @@ class NestedPlanner:
         Raises:
             UserError: says what would be right.
         """
+        self._check_axes(network, strategy, settings)
+        if network.layers and len(self._sharding) > 1:
+            self._check_parts(as_held(network, settings.dtype), strategy, settings)
+
+    def _check_axes(self, network: ModelGraph, strategy: Strategy, settings: PlanSettings) -> None:
+        """All of that but what takes shards of layers to tell."""
         for index, planner in enumerate(self._planners):
             planner.check(network, strategy, index, settings)
         node_groups(strategy, settings)
@@ -198,8 +205,6 @@ class NestedPlanner:
             check_messages(strategy, settings)
         check_accumulation(strategy, settings)
         check_recomputation(network, strategy, settings)
-        if network.layers and len(self._sharding) > 1:
-            self._check_parts(as_held(network, settings.dtype), strategy, settings)
 
     def _check_parts(self, network: ModelGraph, strategy: Strategy, settings: PlanSettings) -> None:
         """What one axis leaves has to part over the ranks of the next: its largest parts, which come first, and its

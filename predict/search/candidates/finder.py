@@ -90,10 +90,11 @@ class Finder:
 
     def trains_in(self, mesh: Mesh, dtype: str, kernel_settings: str) -> bool:
         """Whether a mesh can be trained in a dtype and with kernel settings; else its placements are counted."""
+        strategy = Strategy(axes=mesh.axes)
         try:
-            check_nesting(Strategy(axes=mesh.axes))
-            check_dtype(Strategy(axes=mesh.axes), self._settings, dtype)
-            check_kernel_settings(Strategy(axes=mesh.axes), self._settings, kernel_settings)
+            check_nesting(strategy)
+            check_dtype(strategy, self._settings, dtype)
+            check_kernel_settings(strategy, self._settings, kernel_settings)
         except UserError as error:
             self._impossible.add(str(error), mesh.order_count)
             return False

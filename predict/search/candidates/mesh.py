@@ -160,6 +160,32 @@ def alike(*columns: NDArray[np.integer]) -> tuple[Ints, Ints]:
     return first, kind
 
 
+class MeshPlans(NamedTuple):
+    """Plans of one mesh, which decide what its ranks hold.
+
+    Attributes:
+        counts: micro-batches of each. kind: index in ``kinds``.
+        kinds: number of a schedule, and of what is held.
+    """
+
+    counts: Ints
+    kind: Ints
+    kinds: list[tuple[int, int]]
+
+    @classmethod
+    def of(cls, counts: Ints, schedule: Ints, again: Ints) -> MeshPlans:
+        """Of these columns."""
+        first, kind = alike(schedule, again)
+        return cls(counts, kind, list(zip(schedule[first].tolist(), again[first].tolist(), strict=True)))
+
+
+def plans_of(rows: Settings) -> tuple[MeshPlans, Ints]:
+    """The plans of candidates, of which each row has the settings, and the plan of each."""
+    counts, schedule, _, again = rows.T.astype(np.int64)
+    first, plan = alike(counts, schedule, again)
+    return MeshPlans.of(counts[first], schedule[first], again[first]), plan
+
+
 def placements(stages: int, replicas: int, shared: int) -> int:
     """Orders of the axes of more than one rank."""
     return math.factorial((stages > 1) + (replicas > 1) + shared)

@@ -22,7 +22,7 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
-from paradl_bench.core.cache_keys import Answers
+from paradl_bench.core.cache_keys import Answers, Same
 from paradl_bench.network.graph import DTYPE_BYTES
 from paradl_bench.network.kinds.autocast import KEPT_DTYPE, as_held, computed_in, given_dtype, has_masters, widths_of
 from paradl_bench.network.kinds.kind import layer_kinds
@@ -41,7 +41,7 @@ from paradl_bench.strategies.pipeline.stage_shards import widths_inside
 from paradl_bench.strategies.pipeline.stages import first_stage, stage_bounds
 from predict.costs.cost_model import CostModel
 from predict.costs.sourced import Floats, Ints
-from predict.search.candidates.mesh import Mesh, Settings, alike
+from predict.search.candidates.mesh import Mesh, MeshPlans, Settings, plans_of
 from predict.search.candidates.space import Choices, Space
 from predict.search.pricing.activations import Activations, ActivationsByLayer, UnderWay
 from predict.search.pricing.shared_work import SharedWork, SharedWorks
@@ -142,8 +142,8 @@ class MemoryBounds:
         counts, schedule, again = (column[first].astype(np.int64) for column in settings)
         # Plans of a mesh stand together, and are worked out together.
         for rows in np.split(np.arange(len(first)), np.flatnonzero(np.diff(mesh)) + 1):
-            own = counts[rows], schedule[rows], again[rows]
-            plan_bytes[rows] = self._of(space.meshes[mesh[rows[0]]], *own, within)
+            plans = MeshPlans.of(counts[rows], schedule[rows], again[rows])
+            plan_bytes[rows] = self._of(space.meshes[mesh[rows[0]]], plans, within)
         return plan_bytes[plan_of]
 
     def of_mesh(self, mesh: Mesh, rows: Settings, within: float) -> Floats:
@@ -151,9 +151,9 @@ class MemoryBounds:
         least = self._least(mesh)
         if least > within:
             return np.full(len(rows), least)
-        counts, schedule, _, again = rows.T.astype(np.int64)
-        first, plan = alike(counts, schedule, again)
-        return self._of(mesh, counts[first], schedule[first], again[first], within)[plan]
+        # Many meshes have the same settings.
+        plans, plan = self._found.once(("plans", Same(rows)), lambda: plans_of(rows))
+        return self._of(mesh, plans, within)[plan]
 
     def _least(self, mesh: Mesh) -> float:
         """Of a mesh, whatever its settings: parameters that are shared out over its stages evenly."""
@@ -167,25 +167,23 @@ class MemoryBounds:
         )
         return float(even * min(copies))
 
-    def _of(self, mesh: Mesh, counts: Ints, schedule: Ints, again: Ints, within: float) -> Floats:
-        """Of a mesh's plans with so many micro-batches each; schedules by number."""
-        first, kind = alike(schedule, again)
-        kinds = [(self._choices.schedules[schedule[one]], int(again[one])) for one in first.tolist()]
-        bounds = np.full(len(counts), -np.inf)
+    def _of(self, mesh: Mesh, plans: MeshPlans, within: float) -> Floats:
+        """Of a mesh's plans."""
+        kinds = [(self._choices.schedules[schedule], again) for schedule, again in plans.kinds]
+        bounds, least = np.full(len(plans.counts), -np.inf), np.full(len(kinds), -np.inf)
         for tightness in range(3 if mesh.zero > 1 and mesh.stages == 1 else 2):
             # Of a kind that surely does not fit, no tighter bound is looked for.
-            least = np.full(len(kinds), np.inf)
-            np.minimum.at(least, kind, bounds)
-            left = np.flatnonzero(least <= within)
-            if not len(left):
+            left = least <= within
+            if not left.any():
                 break
             find = self._of_stages if tightness else self._parameters_alone
-            some, rows = (
-                [(kinds[at], find(mesh, kinds[at])) for at in left.tolist()],
-                np.flatnonzero(np.isin(kind, left)),
-            )
+            some = [(kinds[at], find(mesh, kinds[at])) for at in np.flatnonzero(left).tolist()]
+            rows = np.flatnonzero(left[plans.kind])
+            kind = (np.cumsum(left) - 1)[plans.kind[rows]]
             units = self._units(mesh) if tightness == 2 else _Units()
-            bounds[rows] = self._peaks(mesh, counts[rows], np.searchsorted(left, kind[rows]), some, units)
+            bounds[rows] = self._peaks(mesh, plans.counts[rows], kind, some, units)
+            least = np.full(len(kinds), np.inf)
+            np.minimum.at(least, plans.kind, bounds)
         return bounds
 
     def _peaks(
