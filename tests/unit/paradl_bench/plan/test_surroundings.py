@@ -74,4 +74,4 @@ def test_shorter_pipelines_have_half_of_the_micro_batches_at_most() -> None:
             assert all(0 <= extent.rank < extent.ranks <= 40 for extent in extents)
             assert all((extent.rank > 0) == (rank > 0) for extent in extents)
             assert not any(schedule.refusal(extent.ranks, extent.micro_batches) for extent in extents)
-            assert not list(schedule.shorter(rank, 40, 16))
+            assert not list(schedule.shorter(rank, 40, 8))
