@@ -8,10 +8,14 @@ import numpy as np
 import pytest
 from profile_factory import free_copies, make_profile, ring_fit
 
+from calibrate.profile.profile import read_profile
+from calibrate.profile.shipped.catalog import shipped_profiles
 from paradl_bench.network.models.traced_networks import traced_network
+from paradl_bench.plan.axes.kind import Trait
+from paradl_bench.plan.mesh import degree_of
 from paradl_bench.plan.settings import PlanSettings, plan_settings
-from paradl_bench.plan.strategy import parse_strategy
-from paradl_bench.plan.tasks import Plan
+from paradl_bench.plan.strategy import Strategy, parse_strategy
+from paradl_bench.plan.tasks import FrameworkOverhead, Plan
 from paradl_bench.strategies.nesting.catalog import planner_for
 from predict.costs.communication.calls import calls_of
 from predict.costs.cost_model import CostModel
@@ -20,9 +24,9 @@ from predict.simulation.pipelines.pipeline_simulation import PipelineSimulation
 from predict.simulation.pipelines.stage import Stage, Transfers, meetings_of
 from predict.simulation.pipelines.windows import NodeCosts
 
-BLOCKS = {1: (3, 6, 9), 2: (2, 3, 4, 6, 8, 9, 10)}
-"""Of GPT-2: blocks that begin a stage, by stages a rank."""
-CASES = [
+BLOCKS = {4: (3, 6, 9), 8: (2, 3, 4, 6, 8, 9, 10), 12: tuple(range(1, 12))}
+"""Of GPT-2: blocks that begin a stage, by stages."""
+CASES: list[tuple[str, dict[str, object]]] = [
     ("p4", {}),
     ("p4", {"schedule": "1f1b"}),
     ("p4", {"schedule": "1f1b", "recompute": ("all",)}),
@@ -39,11 +43,13 @@ CASES = [
     ("z1d2p4t2", {"preset": "megatron", "dtype": "bf16-weights", "clip_norm": 1.0, "schedule": "1f1b"}),
     ("z1d2p4", {"preset": "megatron", "dtype": "bf16-weights", "schedule": "interleaved"}),
 ]
+CASES += [("p12", {"schedule": "1f1b"}), ("p12t2", {"schedule": "1f1b", "dtype": "bf16", "recompute": ("all",)})]
 MICRO_BATCHES = 60
 
 
-def settings_of(options: dict[str, object]) -> PlanSettings:
-    cuts = tuple(f"transformer.h.{block}" for block in BLOCKS[2 if options.get("schedule") == "interleaved" else 1])
+def settings_of(strategy: Strategy, options: dict[str, object]) -> PlanSettings:
+    stages = degree_of(strategy, Trait.STAGES) * (2 if options.get("schedule") == "interleaved" else 1)
+    cuts = tuple(f"transformer.h.{block}" for block in BLOCKS[stages])
     given = {"batch": 2 * MICRO_BATCHES, "micro_batches": MICRO_BATCHES, "stages": cuts}
     return plan_settings(**(given | options))  # type: ignore[arg-type]
 
@@ -51,7 +57,7 @@ def settings_of(options: dict[str, object]) -> PlanSettings:
 def plan_of(text: str, options: dict[str, object]) -> Plan:
     network, strategy = traced_network("gpt2"), parse_strategy(text)
     assert network is not None
-    return planner_for(strategy).plan(network, strategy, settings_of(options))
+    return planner_for(strategy).plan(network, strategy, settings_of(strategy, options))
 
 
 def in_full(plan: Plan) -> Plan:
@@ -138,6 +144,19 @@ def test_prices_are_those_of_all_tasks(text: str, options: dict[str, object]) ->
     few, every = (CostModel(profile=profile, network=network).price(of) for of in _both(plan_of(text, options)))
     for one, other in zip(_numbers(few), _numbers(every), strict=True):
         assert one == pytest.approx(other, rel=1e-9)
+
+
+@pytest.mark.parametrize(("text", "options"), CASES[-1:])
+def test_waits_for_the_host_are_those_of_all_tasks(text: str, options: dict[str, object]) -> None:
+    network = traced_network("gpt2")
+    assert network is not None
+    profile = read_profile(shipped_profiles()["h100-sxm"])
+    few, every = (
+        CostModel(profile=profile, network=network, dtype="bf16").price(of) for of in _both(plan_of(text, options))
+    )
+    assert few.costs.seconds == pytest.approx(every.costs.seconds, rel=1e-9)
+    between = [index for index, work in enumerate(few.plan.works) if isinstance(work, FrameworkOverhead)]
+    assert few.costs.seconds[between].max() > 0
 
 
 def _both(plan: Plan) -> tuple[Plan, Plan]:
