@@ -14,6 +14,7 @@ from paradl_bench.measure.layers.rehearsal import sharing_axis
 from paradl_bench.measure.tracing.tracing import trace_network
 from paradl_bench.network.graph import ModelGraph
 from paradl_bench.network.models.catalog import load_model
+from paradl_bench.network.models.traced_networks import traced_network
 from paradl_bench.plan.settings import plan_settings
 from paradl_bench.plan.strategy import parse_strategy
 from paradl_bench.plan.tasks import Collective, Compute, HaloExchange, Plan, Transfer
@@ -140,6 +141,17 @@ def of_both_axes(plan: Plan) -> Counter[tuple[str, str, int]]:
 def test_what_does_not_nest_says_what_does(llama: ModelGraph, text: str, options: dict[str, str], why: str) -> None:
     with pytest.raises(UserError, match=why):
         planned(llama, text, **options)
+
+
+@pytest.mark.parametrize("text", ["t8x2", "x2t8"])
+def test_the_smallest_part_has_to_part_over_ranks_too(text: str) -> None:
+    # Of 12 heads eight ranks have two or one.
+    network, strategy = traced_network("gpt2"), parse_strategy(text)
+    assert network is not None
+    settings = plan_settings(batch=4, context_exchange="all-to-all")
+    with pytest.raises(UserError, match="1 heads of queries that another axis leaves on a rank"):
+        planner_for(strategy).check(network, strategy, settings)
+    planner_for(six := parse_strategy("t6x2")).check(network, six, settings)
 
 
 def test_stages_cut_the_sequence_twice(llama: ModelGraph) -> None:
