@@ -15,9 +15,10 @@ from paradl_bench.plan.axes.kind import Trait
 from paradl_bench.plan.mesh import degree_of
 from paradl_bench.plan.settings import PlanSettings, plan_settings
 from paradl_bench.plan.strategy import Strategy, parse_strategy
-from paradl_bench.plan.tasks import FrameworkOverhead, Plan
+from paradl_bench.plan.tasks import Compute, FrameworkOverhead, Plan
 from paradl_bench.strategies.nesting.catalog import planner_for
 from predict.costs.communication.calls import calls_of
+from predict.costs.compute.host_dispatch import _stretches
 from predict.costs.cost_model import CostModel
 from predict.costs.priced import PricedPlan
 from predict.simulation.pipelines.pipeline_simulation import PipelineSimulation
@@ -84,6 +85,16 @@ def test_few_tasks_stand_for_all(plan: Plan) -> None:
 
 def test_calls_are_told_by_few_micro_batches(plan: Plan) -> None:
     assert calls_of(plan) == calls_of(in_full(plan))
+
+
+def test_stretches_of_one_phase_are_those_of_all_tasks(plan: Plan) -> None:
+    overheads = np.array([isinstance(work, FrameworkOverhead) for work in plan.works])
+    counted = overheads | np.array([isinstance(work, Compute) for work in plan.works])
+    for one, other in zip(plan.roles, in_full(plan).roles, strict=True):
+        few, every = (_stretches(role, counted, overheads) for role in (one, other))
+        in_order = ([found.distinct[number].tolist() for number in found.order] for found in (few, every))
+        assert next(in_order) == next(in_order)
+        assert few.occurrences.tolist() == every.occurrences.tolist()
 
 
 @pytest.mark.parametrize("blocks", [False, True])
