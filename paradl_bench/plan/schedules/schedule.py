@@ -19,6 +19,13 @@ from paradl_bench.core.errors import UserError
 Direction = Literal["FW", "BW", "BW_input", "BW_weight"]
 Way = Literal["FW", "BW"]
 
+_REACH = 9
+"""Ranks behind one beyond which more of them change nothing but how often something is done."""
+_MORE = 3
+"""Micro-batches beside those that go through the pipeline in turns."""
+_TRIED = ((1, _REACH), (_REACH, _REACH))
+"""Ranks in front of one, and behind."""
+
 
 class Action(NamedTuple):
     """Forward, backward or a part of backward of one micro-batch on one stage."""
@@ -52,14 +59,6 @@ class Neighbours(NamedTuple):
 
     source: int | None
     target: int | None
-
-
-_REACH = 9
-"""Ranks behind one beyond which more of them change nothing but how often something is done."""
-_MORE = 3
-"""Micro-batches beside those that go through the pipeline in turns."""
-_TRIED = ((1, _REACH), (_REACH, _REACH))
-"""Ranks in front of one, and behind."""
 
 
 class Extent(NamedTuple):

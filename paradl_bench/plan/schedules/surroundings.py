@@ -1,7 +1,8 @@
-"""Which actions of a schedule's order stand among the same actions as one of a shorter order does.
+"""Actions of a short order that stand for those of a long one.
 
-A schedule goes on in the same turns for as many micro-batches as there are. What a rank's tasks do to each other there
-is told by a few micro-batches; this finds, for each action of many, the one of few that it is like.
+A schedule repeats the same turns for every further micro-batch. So a few micro-batches show what tasks of a rank do to
+each other. Each action of the long order has a representative in the short one: both do the same, and the same actions
+are around both.
 """
 
 from __future__ import annotations
@@ -18,10 +19,10 @@ _FAR = _REACH + 1
 _NONE = -1
 
 
-def likes(order: Order, shorter: Order) -> NDArray[np.intp] | None:
-    """Per action of an order, one of a shorter order that the same actions are around; None where one has none.
+def representatives(order: Order, shorter: Order) -> NDArray[np.intp] | None:
+    """Per action of an order, the index of its representative in a shorter order; None if an action has none.
 
-    Both are alike around each of an action's neighbours too, and around its forward.
+    The same actions are around both, around their neighbours, and around their forwards.
     """
     orders = order, shorter
     apart = [np.minimum(np.arange(len(of.kinds)) - of.forwards, _FAR) for of in orders]

@@ -16,7 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from paradl_bench.plan.schedules.ordered import Order
-from paradl_bench.plan.schedules.surroundings import likes
+from paradl_bench.plan.schedules.surroundings import representatives
 from paradl_bench.plan.tasks import Brief, Ints, RoleBuilder, TaskArrays, Work
 
 BEFORE = -1
@@ -100,7 +100,7 @@ class RepeatedTasks:
         whole = self._with_end(self._order)
         for order in self._shorter():
             short = self._with_end(order)
-            like = likes(whole, short)
+            like = representatives(whole, short)
             if like is not None:
                 return _brief(repeat(self._distinct, order, self._end), whole, short, like)
         return _brief(self.whole, whole, whole, np.arange(len(whole.kinds)))

@@ -8,7 +8,7 @@ import pytest
 from paradl_bench.plan.schedules.catalog import schedules
 from paradl_bench.plan.schedules.ordered import Order, ordered
 from paradl_bench.plan.schedules.schedule import Extent
-from paradl_bench.plan.schedules.surroundings import likes
+from paradl_bench.plan.schedules.surroundings import representatives
 
 
 def order_of(schedule: str, extent: Extent, *, is_first: bool) -> Order:
@@ -37,7 +37,7 @@ def test_the_same_is_around_actions_that_are_alike(schedule: str, rank: int, ran
     order = order_of(schedule, Extent(rank, ranks, 16 * ranks), is_first=rank == 0)
     for extent in schedules()[schedule].shorter(rank, ranks, 16 * ranks):
         shorter = order_of(schedule, extent, is_first=rank == 0)
-        like = likes(order, shorter)
+        like = representatives(order, shorter)
         if like is None:
             continue
         for action, other in enumerate(like.tolist()):
@@ -50,8 +50,8 @@ def test_the_same_is_around_actions_that_are_alike(schedule: str, rank: int, ran
 def test_an_action_that_no_shorter_order_has_is_like_none() -> None:
     every = np.arange(12)
     alone = Order(np.array([0] * 6 + [1] + [0] * 5), every, np.zeros(12, int))
-    assert likes(alone, Order(np.zeros(11, int), every[:11], np.zeros(11, int))) is None
-    like = likes(alone, alone)
+    assert representatives(alone, Order(np.zeros(11, int), every[:11], np.zeros(11, int))) is None
+    like = representatives(alone, alone)
     assert like is not None
     assert like.tolist() == every.tolist()
 
@@ -59,8 +59,8 @@ def test_an_action_that_no_shorter_order_has_is_like_none() -> None:
 def test_actions_of_unlike_stretches_are_not_alike() -> None:
     kinds, every = np.zeros(30, int), np.arange(30)
     longer = Order(kinds, every, np.repeat([0, 1], 15))
-    assert likes(longer, Order(kinds[:20], every[:20], np.zeros(20, int))) is None
-    like = likes(longer, Order(kinds[:24], every[:24], np.repeat([0, 1], 12)))
+    assert representatives(longer, Order(kinds[:20], every[:20], np.zeros(20, int))) is None
+    like = representatives(longer, Order(kinds[:24], every[:24], np.repeat([0, 1], 12)))
     assert like is not None
     assert like[:15].max() < 12 <= like[15:].min()
 
