@@ -11,7 +11,8 @@ def _load() -> Callable[[], None]:
     return main
 
 
-main = entry_point(_load)
+# To free millions of objects one by one takes a large search over a second.
+main = entry_point(_load, frees=False)
 
 if __name__ == "__main__":
     main()
