@@ -121,9 +121,13 @@ class AxisPlace(NamedTuple):
 
 def part_of_layer(layer: Layer, part: float, whole: int = 1, **changes: Any) -> Layer:
     """The layer with ``part`` of ``whole`` of its FLOPs, and other values of some fields."""
-    names = ("fw_flops", "bw_input_flops", "bw_weight_flops")
-    flops = {name: round(getattr(layer, name) * part / whole) for name in names}
-    return msgspec.structs.replace(layer, **flops, **changes)
+    return msgspec.structs.replace(
+        layer,
+        fw_flops=round(layer.fw_flops * part / whole),
+        bw_input_flops=round(layer.bw_input_flops * part / whole),
+        bw_weight_flops=round(layer.bw_weight_flops * part / whole),
+        **changes,
+    )
 
 
 PartsHeld = dict[str, tuple[slice | list[int], ...]]

@@ -147,16 +147,18 @@ class _OnTokens:
             elements = math.prod(shape) // ranks
             return self._place.collective(operation, elements, batchless=False, element_bytes=width)
 
-        # Keys and values of one tensor have one name.
-        named = layer.inputs if len(layer.inputs) == len(layer.input_shapes) else layer.inputs[-1:] * 3
-        made = [at < len(named) and self._differentiated.get(named[at], False) for at in range(len(layer.input_shapes))]
         part = part_of_tokens(layer, token_layer, ranks)
         if token_layer.output is None and layer.memory is not None and layer.memory is not whole.memory:
             part = msgspec.structs.replace(part, memory=_of_tokens(layer.memory, ranks))
-        if token_layer.gathered and self._options.by_heads:
+        if not token_layer.gathered:
+            return LayerShard(part, self._label)
+        # Keys and values of one tensor have one name.
+        named = layer.inputs if len(layer.inputs) == len(layer.input_shapes) else layer.inputs[-1:] * 3
+        made = [at < len(named) and self._differentiated.get(named[at], False) for at in range(len(layer.input_shapes))]
+        if self._options.by_heads:
             check_heads(layer, str(self._place.axis), ranks, left=True)
             return on_own_heads(layer, part, ranks, made, message)._replace(shard=self._label)
-        if token_layer.gathered and self._options.by_ring:
+        if self._options.by_ring:
             rows = math.prod(whole.output_shape[:-1])
             return in_rounds(layer, token_layer, self._place, width, made, rows)._replace(shard=self._label)
         return LayerShard(
@@ -181,9 +183,9 @@ def _shard_within(outer: LayerShard, own: LayerShard, ranks: int) -> LayerShard:
     Args:
         ranks: along the other axis, which each hold an equal part of what the first axis sends.
     """
+    sent = outer.before_fw, outer.after_fw, outer.before_bw, outer.after_bw
     before_fw, after_fw, before_bw, after_bw = (
-        tuple(_of_one_part(work, ranks) for work in works)
-        for works in (outer.before_fw, outer.after_fw, outer.before_bw, outer.after_bw)
+        tuple(_of_one_part(work, ranks) for work in works) if works else () for works in sent
     )
     return own._replace(
         shard=outer.shard + own.shard,

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
+from functools import cache
 from typing import NamedTuple
 
 from paradl_bench.network.graph import Layer
@@ -223,5 +224,11 @@ _OPAQUE: dict[str, Rule] = dict.fromkeys(
 
 def is_view(layer: Layer) -> bool:
     """Whether the layer moves no data."""
-    kind = layer_kinds().get(layer.kind)
+    return _moves_no_data(layer.kind)
+
+
+# Every layer of a large model is asked, for each way to share it out.
+@cache
+def _moves_no_data(name: str) -> bool:
+    kind = layer_kinds().get(name)
     return kind is not None and kind.view

@@ -193,11 +193,11 @@ def part_of_tokens(layer: Layer, token_layer: TokenLayer, ranks: int) -> Layer:
 
     inputs = [part(shape, cut) for shape, cut in zip(layer.input_shapes, token_layer.inputs, strict=True)]
     output, *further = (part(shape, token_layer.output) for shape in layer.output_shapes)
-    attributes, batchless = dict(layer.attributes), layer.batchless_inputs
+    attributes, batchless = layer.attributes, layer.batchless_inputs
     if "output" in attributes:
-        attributes["output"] = output
+        attributes = attributes | {"output": output}
     if attributes.get("causal") and token_layer.gathered:
-        attributes |= {"causal": False, "masked": True}
+        attributes = attributes | {"causal": False, "masked": True}
         batchless = (*batchless, len(inputs))
         inputs.append((output[-2], inputs[1][-2]))
     return part_of_layer(
