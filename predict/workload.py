@@ -60,6 +60,22 @@ class Timing(NamedTuple):
         """Seconds of the iteration."""
         return self.fw_s + self.bw_s + self.ge_s + self.wu_s + self.idle_s + self.input_s
 
+    @property
+    def breakdown_s(self) -> dict[str, float]:
+        """Phases without communication for layers, which stands apart, and what a rank waits for, if it does."""
+        forward, backward = self.fw_of_layers_s, self.bw_of_layers_s
+        return {
+            "FW": self.fw_s - sum(forward.values()),
+            "BW": self.bw_s - sum(backward.values()),
+            "GE": self.ge_s,
+            "WU": self.wu_s,
+            **({"pipeline_idle": self.idle_s} if self.idle_s else {}),
+            **({"input": self.input_s - self.h2d_s} if self.input_s > self.h2d_s else {}),
+            **({"h2d": self.h2d_s} if self.h2d_s else {}),
+            **{name: forward.get(name, 0.0) + backward.get(name, 0.0) for name in sorted({*forward, *backward})},
+            "exposed_communication": self.exposed_communication_s,
+        }
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Configuration:
@@ -94,6 +110,7 @@ class PreparedEvaluation:
             the time does, and are asked for where they are shown.
         straggler: how much longer the slowest rank computes than a median one.
         overlap_is_unmeasured: whether what compute and communication side by side cost each other was assumed.
+        likeness: equal for evaluations of the same tasks at the same costs; None where telling takes as long as those.
     """
 
     costs: Costs
@@ -106,6 +123,7 @@ class PreparedEvaluation:
     straggler: float = 1.0
     overlap_is_unmeasured: bool = False
     of_rows: Callable[[Floats, Floats, Floats], Floats] | None = None
+    likeness: Callable[[], bytes] | None = None
     found: Answers = field(init=False, default_factory=Answers, compare=False, repr=False)
 
     def iterations_s(self, seconds: Floats, compute_slowdown: Floats, communication_slowdown: Floats) -> Floats:

@@ -201,6 +201,7 @@ class Predictor:
     Args:
         strong_scaling: speed-up is against one rank on the whole batch; else against one rank on the local batch.
         price_per_rank_hour: in any currency; None leaves costs out.
+        alike: times of evaluations that are like others; None where few points are predicted, which all differ.
     """
 
     costs: CostModel
@@ -208,6 +209,7 @@ class Predictor:
     dataset_samples: int | None = None
     strong_scaling: bool = False
     price_per_rank_hour: float | None = None
+    alike: Answers | None = None
     _serial: dict[tuple[object, ...], _Alone] = field(init=False, default_factory=dict)
     _latest: Answers = field(init=False, default_factory=lambda: Answers(1))
 
@@ -239,8 +241,9 @@ class Predictor:
         check_dtype(point.strategy, point.settings, self.costs.dtype)
         check_kernel_settings(point.strategy, point.settings, self.costs.kernel_settings)
         workload = self.evaluator.prepare(self.costs, point)
-        timing = workload.timing()
-        return workload, timing, Timed(timing.iteration_s, interval(workload))
+        if self.alike is None or workload.likeness is None:
+            return workload, *_evaluated(workload)
+        return workload, *self.alike.once(workload.likeness(), lambda: _evaluated(workload))
 
     def predict_timed(self, point: Configuration) -> tuple[Prediction, Timed]:
         """One prediction, and its iteration as other points of a sweep are compared with it; raises as the former."""
@@ -330,7 +333,11 @@ class Predictor:
     def _by_itself(self, serial: Configuration) -> _Alone:
         even = self.costs if self.costs.slow_rank is None else dataclasses.replace(self.costs, slow_rank=None)
         workload = self.evaluator.prepare(even, serial)
-        return _Alone(Timed(workload.timing().iteration_s, interval(workload)), bool(workload.remarks.extrapolated()))
+        return _Alone(_evaluated(workload)[1], bool(workload.remarks.extrapolated()))
+
+
+def _evaluated(workload: PreparedEvaluation) -> tuple[Timing, Timed]:
+    return workload.timing(), Timed(workload.timing().iteration_s, interval(workload))
 
 
 def _time(
@@ -343,7 +350,7 @@ def _time(
         samples_per_s=batch / timed.iteration_s,
         phases_s={"FW": timing.fw_s, "BW": timing.bw_s, "GE": timing.ge_s, "WU": timing.wu_s},
         pipeline_stage=timing.stage,
-        breakdown_s=_breakdown(timing),
+        breakdown_s=timing.breakdown_s,
         compute_s=workload.costs.compute_s,
         communication_s=workload.costs.communication_s,
         overlap_s=timing.overlap_s,
@@ -383,18 +390,3 @@ def _compiled_notes(label: str) -> tuple[str, ...]:
 def _alone_on(samples: int, settings: PlanSettings) -> tuple[object, ...]:
     """What one rank's iteration depends on."""
     return samples, *settings.simulated_alone.items()
-
-
-def _breakdown(timing: Timing) -> dict[str, float]:
-    forward, backward = timing.fw_of_layers_s, timing.bw_of_layers_s
-    return {
-        "FW": timing.fw_s - sum(forward.values()),
-        "BW": timing.bw_s - sum(backward.values()),
-        "GE": timing.ge_s,
-        "WU": timing.wu_s,
-        **({"pipeline_idle": timing.idle_s} if timing.idle_s else {}),
-        **({"input": timing.input_s - timing.h2d_s} if timing.input_s > timing.h2d_s else {}),
-        **({"h2d": timing.h2d_s} if timing.h2d_s else {}),
-        **{name: forward.get(name, 0.0) + backward.get(name, 0.0) for name in sorted({*forward, *backward})},
-        "exposed_communication": timing.exposed_communication_s,
-    }

@@ -10,6 +10,7 @@ from typing import Any
 
 import msgspec
 
+from paradl_bench.core.cache_keys import Answers
 from paradl_bench.core.errors import UserError
 from paradl_bench.core.units import parse_counts, parse_ranks
 from paradl_bench.plan.axes.registry import option_types
@@ -39,6 +40,8 @@ MOST_PREDICTIONS = 60
 _LAYERS_PREDICTED = 60_000
 """Layers of all that are predicted, where nobody says how many these are."""
 _FEWEST_PREDICTIONS = 8
+_ALIKE = 64
+"""Times of predictions that are kept for others that are simulated alike."""
 _PASSED_ON = ("network", "sequence", "cluster", "device", "optimizer", "dtype", "backend", "dataset_samples", "price")
 """Options of the search that both hold for predicting one of its strategies, where they were given."""
 _UNPRICED = "the optimizer's state in host memory, whose copies were not measured (--offload)"
@@ -132,9 +135,8 @@ def whole_search(
     held = held_choices({name: getattr(settings, name) for name in chosen}, limited=limited)
     estimating = estimated_by(costs)
     like = mirrored_dims(costs.profile, costs.network, settings.of(SpatialOptions).spatial_until)
-    predictor = Predictor(
-        costs, evaluator, dataset_samples=options["dataset_samples"], price_per_rank_hour=options["price"]
-    )
+    answered = {"dataset_samples": options["dataset_samples"], "price_per_rank_hour": options["price"]}
+    predictor = Predictor(costs, evaluator, **answered, alike=Answers(_ALIKE))
     unpriced = (_UNPRICED,) if limited != (limit is not None) and options["offload"] is None else ()
     exact: list[Exact] = []
     rankers: list[Ranker] = []

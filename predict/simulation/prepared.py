@@ -29,6 +29,7 @@ from predict.costs.priced import PricedPlan
 from predict.costs.sourced import Remark
 from predict.simulation.input_tasks import fed, input_of, ranks_on_host
 from predict.simulation.pipelines.host_sharing import on_shared_host
+from predict.simulation.pipelines.likeness import likeness
 from predict.simulation.pipelines.pipeline_simulation import PipelineSimulation
 from predict.simulation.pipelines.pipeline_straggler import pipeline_straggler
 from predict.simulation.role_simulation import MeetingRoles, RoleSimulation
@@ -165,6 +166,7 @@ def _pipelined(plan: Plan, priced: PricedPlan, costs: CostModel, point: Configur
         time=simulation.timing,
         of_rows=simulation.iteration_s,
         ledger=lambda: simulated_ledger(priced, costs.slow_rank),
+        likeness=lambda: likeness(priced),
         straggler=priced.straggler,
         overlap_is_unmeasured=costs.overlap_is_unmeasured,
     )
