@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import gc
 from pathlib import Path
-from typing import Any, cast
+from typing import TYPE_CHECKING, Any, cast
 
 import click
 import msgspec
@@ -39,6 +39,11 @@ from predict.validation.report.explore.command import explore
 from predict.what_if.command import what_if_command
 from predict.what_if.devices_command import devices
 from predict.what_if.profiles_command import profiles
+
+if TYPE_CHECKING:
+    from calibrate.profile.profile import Profile
+    from predict.costs.compute.layer_source import LayersFrom
+    from predict.validation.validation_report import Report
 
 _KNEE_HELP = (
     "Show the knee of a sweep: the most ranks at which efficiency is at least F times the efficiency at the fewest"
@@ -203,7 +208,12 @@ def _write_messages(output: str, asked: dict[str, Any], *, force: bool) -> None:
 @click.option(
     "--html", metavar="FILE", help="Write a page that explains all runs, and in detail the run with the largest error."
 )
-@click.option("--force", is_flag=True, help="Replace an existing report, and compare runs from another environment.")
+@click.option(
+    "--profile-out",
+    metavar="FILE",
+    help="Write the profile with these runs: its intervals then count how far runs were from their predictions.",
+)
+@click.option("--force", is_flag=True, help="Replace existing files, and compare runs from another environment.")
 def validate(
     runs: tuple[Path, ...],
     profile: Path,
@@ -213,6 +223,7 @@ def validate(
     form: str,
     plot: str | None,
     html: str | None,
+    profile_out: str | None,
     force: bool,
 ) -> None:
     """Hold predictions against training runs (directories of paradl-bench train), with the baselines beside them."""
@@ -230,8 +241,12 @@ def validate(
     if html:
         check_page(html)
         refuse_overwrite(html, force=force)
-    report = validate_runs(profile, runs, cluster_path=cluster, force=force, layers_from=parse_layers(layers))
+    source = parse_layers(layers)
+    bare = _before_comparing(profile, profile_out, source, force=force) if profile_out else None
+    report = validate_runs(profile, runs, cluster_path=cluster, force=force, layers_from=source, profile=bare)
     paths = write_report(output, report)
+    if profile_out:
+        _write_compared(profile, report, profile_out, force=force)
     print_report(report, paths, form)
     if plot:
         from predict.validation.shown.drawing import draw_validation
@@ -246,6 +261,36 @@ def validate(
 
         asked = {"profile": profile, "cluster": cluster, "layers": layers, "force": force}
         write_page(gather_runs({**options_unset(), **asked}, report), html, force=force)
+
+
+def _before_comparing(path: Path, output: str, layers: LayersFrom, *, force: bool) -> Profile:
+    """The profile without compared runs: their errors are of predictions that know none."""
+    from calibrate.profile.profile import read_profile
+    from paradl_bench.core.errors import UserError
+    from paradl_bench.core.terminal.command_line import refuse_overwrite
+
+    if output == "-":
+        raise UserError("--profile-out -: standard output is taken by the report; give a file")
+    if not layers.measured:
+        raise UserError(
+            f"--profile-out with {layers.asked}: the profile keeps errors of predictions from its measurements; leave"
+            " --layers out"
+        )
+    refuse_overwrite(output, force=force)
+    return msgspec.structs.replace(read_profile(path), compared_runs=msgspec.UNSET)
+
+
+def _write_compared(path: Path, report: Report, output: str, *, force: bool) -> None:
+    """Write the profile with the runs of a report, and its regressors' archives beside it."""
+    from calibrate.fitting.merging.merge import with_archives_beside
+    from calibrate.profile.profile import encode_profile, read_profile
+    from paradl_bench.core.terminal.command_line import write_output
+    from predict.validation.validation_scores import with_compared_runs
+
+    compared = with_compared_runs(read_profile(path), report)
+    if compared.kernel_models:
+        compared = with_archives_beside(compared, output)
+    write_output(output, encode_profile(compared), force=force)
 
 
 group.add_command(init)

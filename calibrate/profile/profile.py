@@ -29,6 +29,7 @@ from calibrate.kernels.model import KernelModel
 from calibrate.profile.collectives.communication import CommunicationChoice, CommunicationFit
 from calibrate.profile.collectives.contexts import InContext
 from calibrate.profile.collectives.older_contexts import in_one_list
+from calibrate.profile.compared_runs import ComparedRun
 from calibrate.profile.entries import IDENTITIES, key
 from calibrate.profile.input_side import InputSide
 from calibrate.profile.memory_factors import MemoryFactor, MemoryReuse, MemoryRun
@@ -269,6 +270,7 @@ class Profile(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
         kernel_models: regressors, by kernel kind, stage, settings and dtype.
         notes: what was left out of the profile or merged by force, in words.
         published: of a profile made of published measurements: whose they are; unset where all was measured.
+        compared_runs: that its predictions were held against, which its intervals count; unset where none was.
     """
 
     schema_version: SchemaVersion
@@ -293,6 +295,7 @@ class Profile(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
     kernel_models: tuple[KernelModel, ...] = ()
     notes: tuple[str, ...] = ()
     published: Published | msgspec.UnsetType = msgspec.UNSET
+    compared_runs: tuple[ComparedRun, ...] | msgspec.UnsetType = msgspec.UNSET
 
     def __post_init__(self) -> None:
         placed: tuple[Source | MemoryRun, ...] = (*self.sources, *self.memory_runs)
@@ -306,8 +309,14 @@ class Profile(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
                 raise ValueError(f"network {name!r} has the name {network.name!r} inside; both have to be the same")
         for field in IDENTITIES:
             check_distinct(field, (key(field, entry) for entry in getattr(self, field)))
+        check_distinct("compared_runs", (run.sha256 for run in self.runs_compared))
         if self.layer_times and not any(entry.time.typical_s for entry in self.layer_times):
             raise ValueError("every time in layer_times is 0: layers take time")
+
+    @property
+    def runs_compared(self) -> tuple[ComparedRun, ...]:
+        """``compared_runs``; empty where none was compared."""
+        return () if self.compared_runs is msgspec.UNSET else self.compared_runs
 
     @property
     def host_loads(self) -> tuple[tuple[str, HostLoad | None], ...]:

@@ -37,6 +37,7 @@ NOT_COMPARED: Mapping[str, str] = {
     "kernel_models": "estimates for shapes without a measurement; measured shapes are compared",
     "notes": "words",
     "published": "words",
+    "compared_runs": "runs beside their predictions, no measurement of the profile",
 }
 """Fields of a profile that hold nothing to compare, and why."""
 

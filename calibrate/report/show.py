@@ -10,9 +10,11 @@ from typing import TYPE_CHECKING
 
 from calibrate.fitting.collectives.outliers import SHOWN_OUTLIERS, outlier_words
 from calibrate.profile.collectives.communication import CommunicationFit
+from calibrate.profile.compared_runs import prediction_errors
 from calibrate.profile.profile import Profile
 from calibrate.profile.unlike_parts import unlike_parts
 from calibrate.report.explanation import ModelSums, model_sums, weaknesses
+from calibrate.report.sections.compared_show import print_compared
 from calibrate.report.sections.contexts_show import print_contexts
 from calibrate.report.sections.input_show import print_input_side
 from calibrate.report.sections.kernel_show import print_kernel_models
@@ -46,6 +48,9 @@ def explanation(profile: Profile) -> dict[str, object]:
         "communication_choices": profile.communication_choices,
         "input_side": profile.input_side,
         "contexts": profile.contexts,
+        "prediction_errors": {
+            kind: error._asdict() for kind, error in prediction_errors(profile.runs_compared).items()
+        },
         "kernel_models": profile.kernel_models,
         "notes": profile.notes,
         "weaknesses": weaknesses(profile),
@@ -69,6 +74,7 @@ def print_profile(profile: Profile, console: Console, path: Path | str = "PROFIL
     print_kernel_models(profile.kernel_models, console)
     print_input_side(profile.input_side, console)
     print_contexts(profile, console)
+    print_compared(profile, console)
     # Profiles of before do not hold the first among their notes.
     for note in dict.fromkeys((*unlike_parts(profile), *profile.notes)):
         console.print(f"note: {note}")

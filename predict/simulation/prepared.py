@@ -35,12 +35,13 @@ from predict.simulation.pipelines.pipeline_straggler import pipeline_straggler
 from predict.simulation.role_simulation import MeetingRoles, RoleSimulation
 from predict.simulation.role_straggler import role_straggler, straggler_of_works
 from predict.simulation.simulated_ledger import simulated_ledger
+from predict.simulation.simulation_error import with_simulation_error
 from predict.workload import Configuration, PreparedEvaluation
 
 
 def prepare(costs: CostModel, point: Configuration) -> PreparedEvaluation:
     """Plan, price, and coalesce the plan for repeated simulation."""
-    return workload_of(costs, point, price(costs, point))
+    return workload_of(costs, point, with_simulation_error(price(costs, point), costs.profile))
 
 
 def price(costs: CostModel, point: Configuration) -> PricedPlan:

@@ -9,9 +9,11 @@ from pathlib import Path
 import msgspec
 import numpy as np
 
+from calibrate.fitting.memory.memory_runs import configuration_hash
 from calibrate.profile.profile import Profile, read_profile
 from paradl_bench.core.errors import UserError
 from paradl_bench.core.statistics import grouped
+from paradl_bench.core.units import counted
 from paradl_bench.records.emulation import words_of_emulation
 from paradl_bench.records.hosts.host_load import busy_lines, read_load
 from predict.costs.compute.layer_source import MEASURED_FIRST, LayersFrom
@@ -102,6 +104,7 @@ def validate_runs(
             *notes,
             *(() if layers_from.measured else (f"{layers_from.asked}: no prediction uses measured layers",)),
             *_emulated([*runs, *unfit]),
+            *_compared_before(profile, runs),
             *(f"compared by force: {line}" for line in differences),
             *_shared("no activity error", ((why, path) for path, (why, _) in of_ranks.items() if isinstance(why, str))),
         ),
@@ -167,6 +170,18 @@ def _shared(what: str, said: Iterable[tuple[str, Path]]) -> list[str]:
     """What is said of runs, a line for what several share; nothing of those of which nothing is."""
     of_words = grouped(said, lambda pair: pair[0])
     return [f"{what}, {words}: {', '.join(str(path) for _, path in told)}" for words, told in of_words.items() if words]
+
+
+def _compared_before(profile: Profile, runs: Sequence[Run]) -> list[str]:
+    """Which intervals are no test, as the profile counts the errors of these runs or of repetitions of them."""
+    configurations = {run.configuration for run in profile.runs_compared}
+    known = [run for run in runs if configuration_hash(run.description) in configurations]
+    if not known:
+        return []
+    return [
+        f"intervals are no test for {counted(len(known), 'run')}: the profile holds these runs, or repetitions of them,"
+        " as compared runs"
+    ]
 
 
 def _emulated(runs: Sequence[Run]) -> list[str]:

@@ -3,20 +3,29 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from pathlib import Path
 
+import msgspec
 import numpy as np
 
-from paradl_bench.core.statistics import grouped
+from calibrate.fitting.memory.memory_runs import configuration_hash, run_hash
+from calibrate.profile.compared_runs import ComparedRun
+from calibrate.profile.profile import Profile
+from paradl_bench.core.errors import UserError
+from paradl_bench.core.statistics import Z90, grouped
+from paradl_bench.records.training.training_record import read_run
 from predict.costs.sourced import Floats
 from predict.validation.memory_validation import memory_score
 from predict.validation.runs import PHASES, Run
 from predict.validation.validation_report import (
     EVALUATORS,
+    PREDICTOR,
     Overall,
     Pair,
     Ranking,
     Repeated,
     RepeatedPrediction,
+    Report,
     Rerun,
     Score,
     pairs_of,
@@ -140,4 +149,38 @@ def rerun_of(runs: Sequence[Run]) -> Rerun | None:
         runs=len(deviations),
         mean_accuracy=float(1 - np.mean(deviations)),
         half_width_85=float(np.quantile(deviations, 0.85)),
+    )
+
+
+def with_compared_runs(profile: Profile, report: Report) -> Profile:
+    """The profile with the runs of a report, whose errors its intervals then count; a run that it holds is replaced.
+
+    Args:
+        report: by predictions of this profile without compared runs.
+
+    Raises:
+        UserError: no run was compared.
+    """
+    compared = {run.sha256: run for run in profile.runs_compared}
+    for pair in pairs_of(report.pairs, PREDICTOR):
+        run = _compared_run(pair)
+        compared[run.sha256] = run
+    if not compared:
+        raise UserError("no run has times to compare: its profile would be the same")
+    return msgspec.structs.replace(profile, compared_runs=tuple(compared.values()))
+
+
+def _compared_run(pair: Pair) -> ComparedRun:
+    low, high = pair.interval_s
+    return ComparedRun(
+        path=pair.run,
+        sha256=run_hash(Path(pair.run)),
+        configuration=configuration_hash(read_run(Path(pair.run))),
+        model=pair.model,
+        strategy=pair.strategy,
+        ranks=pair.ranks,
+        batch=pair.batch,
+        measured_s=pair.measured_median_s,
+        predicted_s=pair.predicted_s,
+        relative_sd=(high - low) / 2 / Z90 / pair.predicted_s,
     )

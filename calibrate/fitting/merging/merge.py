@@ -39,6 +39,11 @@ from paradl_bench.core.terminal.command_line import refuse_overwrite, write_outp
 from paradl_bench.records.cluster import Cluster, Level, nested
 from paradl_bench.records.measurement import Environment
 
+_COMPARED_LEFT_OUT = (
+    "compared runs of {} are left out: they were compared with other predictions; predict validate --profile-out"
+    " compares them anew"
+)
+
 
 def merge_profiles(
     profiles: Sequence[Profile], names: Sequence[str], *, command_line: tuple[str, ...], force: bool
@@ -59,6 +64,9 @@ def merge_profiles(
     _check_networks(profiles, names)
     profiles, names, replaced = own_before_published(profiles, names)
     notes += replaced
+    # Predictions of the merged profile are others than those that were compared.
+    compared = [name for profile, name in zip(profiles, names, strict=True) if profile.runs_compared]
+    notes += [_COMPARED_LEFT_OUT.format(" and ".join(compared))] * bool(compared)
 
     environments = tuple({_hashable(env): env for profile in profiles for env in profile.environments}.values())
     placed = [_placed(profile, environments) for profile in profiles]
@@ -78,7 +86,7 @@ def merge_profiles(
     for field in Profile.__struct_fields__:
         if field in special:
             fields[field] = special[field]
-        elif field not in ("notes", "memory_factors", "memory_reuse"):
+        elif field not in ("notes", "memory_factors", "memory_reuse", "compared_runs"):
             fields[field], more = _joined(field, [getattr(part, field) for part in placed], names, force=force)
             notes += more
     runs = cast(tuple[MemoryRun, ...], fields["memory_runs"])

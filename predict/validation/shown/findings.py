@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import math
+
+from paradl_bench.core.statistics import Z90
 from paradl_bench.core.units import counted, format_bytes, format_difference, format_seconds
 from predict.validation.memory_validation import MemoryScore
 from predict.validation.validation_report import (
@@ -34,6 +37,20 @@ def _activity_line(report: Report) -> list[str]:
     ]
 
 
+def _coverage_line(report: Report) -> list[str]:
+    """What to do about intervals that hold fewer runs than they should, by more than chance explains."""
+    simulated = pairs_of(report.pairs, PREDICTOR)
+    inside, count = sum(pair.covered for pair in simulated), len(simulated)
+    # One time in twenty, as many would lie outside of intervals that are right.
+    expected, by_chance = 0.9 * count, Z90 * math.sqrt(0.9 * 0.1 * count)
+    if inside >= expected - by_chance:
+        return []
+    return [
+        f"intervals hold {inside} of {counted(count, 'run')}, where 9 of 10 are expected: --profile-out FILE writes a"
+        " profile whose intervals count these errors"
+    ]
+
+
 def findings(report: Report) -> list[str]:
     """Sentences about the whole report; :func:`beyond_measurement` has those on single predictions."""
     simulated = pairs_of(report.pairs, PREDICTOR)
@@ -43,6 +60,7 @@ def findings(report: Report) -> list[str]:
         *(_ranking_line(name, overall.ranking) for name, overall in report.overall.items() if overall.ranking.groups),
         *(_memory_line(name, overall.memory) for name, overall in report.overall.items() if overall.memory),
         *_activity_line(report),
+        *_coverage_line(report),
         *(_outlier_line("outside its interval", outlier) for outlier in report.outliers),
         *(_outlier_line("large error, though inside its interval", outlier) for outlier in report.far_off),
         *report.busy_hosts,

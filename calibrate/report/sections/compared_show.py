@@ -1,0 +1,36 @@
+"""Compared runs of a profile, and what its intervals count of their errors, in a table."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from calibrate.profile.compared_runs import PredictionError, prediction_errors
+from calibrate.profile.profile import Profile
+from paradl_bench.core.statistics import Z90
+from paradl_bench.core.terminal.tables import table
+from paradl_bench.core.units import format_difference
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+_COLUMNS = ("kind", "configurations", "most ranks", "mean error", "root mean square", "expected", "added")
+
+
+def print_compared(profile: Profile, console: Console) -> None:
+    """A row for each kind of axis; nothing where no run was compared."""
+    if not profile.runs_compared:
+        return
+    rows = [(kind, *_numbers(error)) for kind, error in prediction_errors(profile.runs_compared).items()]
+    title = "Runs over their predictions, by kind of axis; added: to half of a 90% interval, in quadrature"
+    console.print(table(_COLUMNS, rows, title=title))
+
+
+def _numbers(error: PredictionError) -> tuple[str, ...]:
+    return (
+        str(error.configurations),
+        str(error.ranks),
+        format_difference(error.mean),
+        f"{error.root_mean_square:.1%}",
+        f"{error.expected:.1%}",
+        f"{Z90 * error.relative_sd:.1%}",
+    )
