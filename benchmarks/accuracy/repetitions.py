@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import argparse
+import itertools
+import json
 import subprocess
 import sys
 from collections.abc import Callable, Iterable
@@ -50,6 +52,26 @@ def fit_and_validate(output: Path, profiles: Iterable[str], runs: Iterable[str])
     run("calibrate", ["fit", *profiles, "-o", profile, "--force"])
     report = ["validate", "--from-profile", profile, *runs, "-o", str(output / "report"), "--force"]
     run("predict", report, shown=True)
+
+
+def validate_across(output: Path, halves: tuple[list[str], list[str]]) -> None:
+    """Compare each half of the runs, and hold intervals that count its errors against the other half; print how many
+    configurations they contain.
+    """
+    profile = str(output / "profile.json")
+    inside: dict[str, list[bool]] = {}
+    for number, (compared, others) in enumerate((halves, halves[::-1])):
+        counting, report = output / f"compared-{number}.json", output / f"compared-{number}"
+        told = ["validate", "--from-profile", profile, *compared, "-o", f"{report}-own", "--force"]
+        run("predict", [*told, "--profile-out", str(counting)])
+        run("predict", ["validate", "--from-profile", str(counting), *others, "-o", str(report), "--force"])
+        for configuration in json.loads((report / "report.json").read_bytes())["repeated"]:
+            inside.setdefault(configuration["strategy"], []).append(configuration["by_evaluator"]["simulate"]["covered"])
+    print("Intervals that count the errors of the other half of the networks:")
+    for strategy, held in inside.items():
+        print(f"{strategy:8} {sum(held)} of {len(held)} configurations")
+    every = list(itertools.chain.from_iterable(inside.values()))
+    print(f"{'all':8} {sum(every)} of {len(every)}, {sum(every) / len(every):.1%}")
 
 
 def run(module: str, arguments: list[str], *, shown: bool = False) -> None:

@@ -10,7 +10,8 @@ that shares layers out runs, two ranks at once, and these; half of the batch (a 
 ranks; one rank and two in turn, since stages wait for each other), d2 and p2. Then the collectives that the plans hold
 are swept: alone, beside and behind compute, and beside an all-reduce. Repetitions are short and several. One profile is
 then fitted from all of them and held against every run; memory too. The report tells single runs from configurations:
-the median of a configuration's runs.
+the median of a configuration's runs. Last, the runs of every other network are compared, and intervals that count their
+errors are held against the other networks; and in turn.
 
 An interrupted benchmark goes on when called again: what is complete is not measured again. With --minutes it ends by
 itself behind the measurement in which they are over, and says what is left.
@@ -32,7 +33,7 @@ import msgspec
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "networks"))
 
-from repetitions import fit_and_validate, run
+from repetitions import fit_and_validate, run, validate_across
 
 from paradl_bench.measure.layers.profiling import measure_layers
 from paradl_bench.measure.layers.request import LayersRequest
@@ -261,7 +262,12 @@ def main() -> None:
         print(f"{left} measurements and {asked.repetitions - len(profiles)} sweeps are left: call it again")
         return
     profiles += [step.directory for step in steps if not step.strategy]
-    fit_and_validate(output, profiles, [step.directory for step in steps if step.strategy])
+    trained = [step for step in steps if step.strategy]
+    fit_and_validate(output, profiles, [step.directory for step in trained])
+    # Every other network: what their runs show is held against networks that it is not of.
+    of_half = [[step.directory for step in trained if step.network in list(NETWORKS)[half::2]] for half in (0, 1)]
+    if all(of_half):
+        validate_across(output, (of_half[0], of_half[1]))
 
 
 if __name__ == "__main__":
