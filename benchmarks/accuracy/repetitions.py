@@ -66,7 +66,9 @@ def validate_across(output: Path, halves: tuple[list[str], list[str]]) -> None:
         run("predict", [*told, "--profile-out", str(counting)])
         run("predict", ["validate", "--from-profile", str(counting), *others, "-o", str(report), "--force"])
         for configuration in json.loads((report / "report.json").read_bytes())["repeated"]:
-            inside.setdefault(configuration["strategy"], []).append(configuration["by_evaluator"]["simulate"]["covered"])
+            inside.setdefault(configuration["strategy"], []).append(
+                configuration["by_evaluator"]["simulate"]["covered"]
+            )
     print("Intervals that count the errors of the other half of the networks:")
     for strategy, held in inside.items():
         print(f"{strategy:8} {sum(held)} of {len(held)} configurations")

@@ -13,6 +13,7 @@ from calibrate.profile.collectives.contexts import InContext
 from calibrate.profile.profile import Profile
 from calibrate.profile.unlike_parts import unlike_parts
 from calibrate.report.explanation import ModelSums, model_sums, weaknesses
+from calibrate.report.sections.compared_show import compared_lines
 from calibrate.report.sections.kernel_show import kernel_lines
 from calibrate.report.show import origin_lines
 from paradl_bench.core.statistics import grouped
@@ -145,7 +146,7 @@ def _call_cell(fits: Sequence[CommunicationFit], ranks: int, wanted_bytes: int, 
 
 
 def _other_lines(profile: Profile) -> Iterator[str]:
-    """What surrounds calls, copies, regressors and input, a line each."""
+    """What surrounds calls, copies, regressors, input and compared runs, a line each."""
     for (library, context), entries in grouped(profile.contexts, lambda one: (one.library, one.context)).items():
         yield f"{library}, {context}: {_context_words(entries)}"
     if profile.copies:
@@ -155,6 +156,7 @@ def _other_lines(profile: Profile) -> Iterator[str]:
     yield from kernel_lines(profile.kernel_models)
     for side in profile.input_side:
         yield f"input: {side.source}"
+    yield from compared_lines(profile)
 
 
 def _context_words(entries: Sequence[InContext]) -> str:

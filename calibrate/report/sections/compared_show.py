@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
 from calibrate.profile.compared_runs import PredictionError, prediction_errors
 from calibrate.profile.profile import Profile
 from paradl_bench.core.statistics import Z90
 from paradl_bench.core.terminal.tables import table
-from paradl_bench.core.units import format_difference
+from paradl_bench.core.units import counted, format_difference
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -23,6 +24,15 @@ def print_compared(profile: Profile, console: Console) -> None:
     rows = [(kind, *_numbers(error)) for kind, error in prediction_errors(profile.runs_compared).items()]
     title = "Runs over their predictions, by kind of axis; added: to half of a 90% interval, in quadrature"
     console.print(table(_COLUMNS, rows, title=title))
+
+
+def compared_lines(profile: Profile) -> Iterator[str]:
+    """What runs took over their predictions in the mean, on a line; nothing where no run was compared."""
+    runs = profile.runs_compared
+    if runs:
+        errors = prediction_errors(runs)
+        told = ", ".join(f"{kind} {format_difference(error.mean)}" for kind, error in errors.items())
+        yield f"{counted(len(runs), 'run')} over their predictions in the mean, which intervals count: {told}"
 
 
 def _numbers(error: PredictionError) -> tuple[str, ...]:

@@ -10,6 +10,7 @@ import pytest
 from click.testing import CliRunner, Result
 from profile_factory import make_network
 
+from calibrate.cli import group as calibrate
 from calibrate.profile.compared_runs import prediction_errors
 from calibrate.profile.profile import Profile, read_profile, write_profile
 from calibrate.report.show import explanation
@@ -101,6 +102,11 @@ def test_the_report_suggests_it_when_intervals_hold_too_few(tmp_path: Path) -> N
 def test_the_profile_is_explained(folder: Path) -> None:
     told = json.loads(msgspec.json.encode(explanation(read_profile(folder / "compared.json"))))
     assert told["prediction_errors"]["data"]["configurations"] == 3
+    brief, whole = (
+        CliRunner().invoke(calibrate, ["show", str(folder / "compared.json"), *more]).output for more in ([], ["--all"])
+    )
+    assert "3 runs over their predictions in the mean, which intervals count: data +20.0%" in " ".join(brief.split())
+    assert "Runs over their predictions, by kind of axis" in whole
 
 
 @pytest.mark.parametrize(
