@@ -9,11 +9,14 @@ from __future__ import annotations
 
 import contextlib
 import gc
+import itertools
 import random
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
+
+import torch.distributed as dist
 
 from paradl_bench.core.files.storage import encode_pretty, write_bytes_atomically
 from paradl_bench.core.terminal.command_line import progress, say
@@ -35,6 +38,7 @@ from paradl_bench.measure.opening import open_directory
 from paradl_bench.network.graph import Layer, ModelGraph
 from paradl_bench.ranks.clocks import Clock, clock_for
 from paradl_bench.ranks.directories.directory import MeasurementDirectory, write_network
+from paradl_bench.ranks.groups.process_group import make_group
 from paradl_bench.ranks.groups.process_groups import RankContext
 from paradl_bench.ranks.pulse import beat
 from paradl_bench.records.measurement import COPIES_FILE, ITERATIONS_FILE, LAYERS_FILE
@@ -79,6 +83,7 @@ def measure_layers(
     done = context.share(_finished(directory), _Done)
     cost = measure_probe_cost(clock, context.device)
     active = {count: context.first(count) for count in request.ranks_on_host}
+    answering = _answering(context, active, subjects)
     plan = _block_plan(request, len(subjects))
     left = {place for place in plan if (*subjects[place[1]].key, place[2], place[0]) not in done}
     if context.rank == 0 and left:
@@ -93,11 +98,33 @@ def measure_layers(
             bar.describe(" ".join(f"{subject.model.name} {subject.shard} batch {subject.batch}".split()))
             if (block, index, count) in left:
                 about = _About(subject, active[count], request, block)
-                with compiling.nothing_more(subject.model.name):
+                group = answering.get((count, subject.part.ranks)) if subject.part else None
+                answered = subject.part.answered(group) if subject.part else contextlib.nullcontext()
+                with compiling.nothing_more(subject.model.name), answered:
                     _append(directory, context, _measure_block(about, cost) if context.rank < count else None)
             bar.advance()
     if directory is not None:
         directory.finish()
+
+
+def _answering(
+    context: RankContext, active: Mapping[int, RankContext], subjects: Sequence[Subject]
+) -> dict[tuple[int, int], dist.ProcessGroup | None]:
+    """By how many ranks compute and how many an axis has: this rank's group of adjacent ranks that rehearse together.
+
+    None where the former do not part into such groups, and on a GPU, where messages would take time.
+    """
+    sizes = sorted({subject.part.ranks for subject in subjects if subject.part})
+    found: dict[tuple[int, int], dist.ProcessGroup | None] = {}
+    for count, size in itertools.product(active, sizes):
+        if context.device.type != "cpu" or size < 2 or count % size:
+            continue
+        if count == size:
+            found[count, size] = active[count].group or dist.group.WORLD
+            continue
+        groups = [make_group(range(start, start + size)) for start in range(0, count, size)]
+        found[count, size] = groups[context.rank // size] if context.rank < count else None
+    return found
 
 
 _Done = set[tuple[str, int, str, int, int, int]]

@@ -1,8 +1,9 @@
-"""Shards rehearsed on one device: the module runs as one rank of a strategy runs it, and nobody answers.
+"""Shards rehearsed: the module runs as one rank of a strategy runs it, and its communication takes no time.
 
-What a rank computes, copies, splits and concatenates is really done, on the shapes that it really has. What other ranks
-would send is made up while the clock stands still, so that communication, which has its own measurement, takes no time
-here. On a GPU clocks can't be stopped: there it takes the time of a copy on the device.
+What a rank computes, copies, splits and concatenates is really done, on the shapes that it really has. Communication
+has its own measurement, and runs while the clock stands still: ranks of a host that rehearse together send each other
+real messages, since compute takes longer behind these than behind none. Where a rank rehearses alone, what others would
+send is made up. On a GPU clocks can't be stopped: there it is made up too, and takes the time of a copy on the device.
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
+import torch.distributed as dist
 
 from paradl_bench.core.errors import UserError
 from paradl_bench.measure.execution.probes import OperationProbe
@@ -30,7 +32,12 @@ from paradl_bench.ranks.clocks import Clock, CpuClock, clock_for
 from paradl_bench.strategies.nesting.catalog import planner_for
 from paradl_bench.strategies.running.autocast import autocast_to
 from paradl_bench.strategies.running.axis_runners import sharding_runner
-from paradl_bench.strategies.running.group_functions import Group, Messages
+from paradl_bench.strategies.running.group_functions import (
+    Group,
+    Messages,
+    all_gather_into,
+    reduce_scatter_into,
+)
 from paradl_bench.strategies.running.sharded_module import ShardedModule, sharded_loss
 from paradl_bench.strategies.running.spans import Spans
 
@@ -54,31 +61,58 @@ class _PausingClock(CpuClock):
         self._paused_s += time.perf_counter() - begin
 
 
+@dataclass(slots=True)
+class _Others:
+    """Ranks that each rehearse the same part beside this one, and answer it; None where nobody does."""
+
+    group: dist.ProcessGroup | None = None
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Rehearsal(Group):
-    """A group of which only this rank is there, while the clock stands still; others send what this one does, or zeros.
+    """A group whose communication runs while the clock stands still.
 
-    An all-reduce leaves the tensor as it is.
+    All of its ranks run the part of this one. Where they are not there, they would send what this one does, or zeros,
+    and an all-reduce leaves the tensor as it is.
     """
 
     pause: Callable[[], AbstractContextManager[None]]
+    others: _Others
 
-    def all_reduce(self, tensor: torch.Tensor, op: Any = None) -> None:
-        pass
+    def all_reduce(self, tensor: torch.Tensor, op: Any = dist.ReduceOp.SUM) -> None:
+        if self.others.group is not None:
+            with self.pause():
+                dist.all_reduce(tensor, op=op, group=self.others.group)
+                self._take_mean(tensor, op)
+
+    def _take_mean(self, total: torch.Tensor, op: Any) -> None:
+        """Sums of equal parts would grow from layer to layer."""
+        if op == dist.ReduceOp.SUM and total.is_floating_point():
+            total.div_(self.size)
 
     def all_gather(self, gathered: torch.Tensor, sent: torch.Tensor) -> None:
         with self.pause():
-            gathered.view(self.size, -1).copy_(sent)
+            if self.others.group is not None:
+                all_gather_into(gathered, sent, group=self.others.group)
+            else:
+                gathered.view(self.size, -1).copy_(sent)
 
-    def reduce_scatter(self, received: torch.Tensor, sent: torch.Tensor, op: Any = None) -> None:
+    def reduce_scatter(self, received: torch.Tensor, sent: torch.Tensor, op: Any = dist.ReduceOp.SUM) -> None:
         with self.pause():
-            received.copy_(sent.view(self.size, -1)[self.rank])
+            if self.others.group is not None:
+                reduce_scatter_into(received, sent, op=op, group=self.others.group)
+                self._take_mean(received, op)
+            else:
+                received.copy_(sent.view(self.size, -1)[self.rank])
 
     def all_to_all(
         self, received: torch.Tensor, sent: torch.Tensor, sizes: tuple[Sequence[int], Sequence[int]] | None = None
     ) -> None:
         with self.pause():
-            if sizes is None:
+            if self.others.group is not None:
+                out, given = ([], []) if sizes is None else map(list, sizes)
+                dist.all_to_all_single(received, sent, out, given, group=self.others.group)
+            elif sizes is None:
                 received.view(self.size, -1).copy_(sent.view(self.size, -1)[self.rank])
             elif len(sent):
                 received.copy_(sent[torch.arange(len(received), device=sent.device) % len(sent)])
@@ -91,8 +125,23 @@ class _Rehearsal(Group):
 
     def send_and_receive(self, sent: Messages, received: Messages) -> None:
         with self.pause():
-            for _, buffer in received:
-                buffer.zero_()
+            if self.others.group is not None:
+                self._swap(sent, [buffer for _, buffer in received], self.others.group)
+            else:
+                for _, buffer in received:
+                    buffer.zero_()
+
+    def _swap(self, sent: Messages, buffers: Sequence[torch.Tensor], group: dist.ProcessGroup) -> None:
+        """Send messages as far along the group as this rank's position does, and receive such from as far before."""
+        operations, own = [], dist.get_rank(group)
+        for number, (peer, tensor) in enumerate(sent):
+            fits = number < len(buffers) and buffers[number].shape == tensor.shape
+            buffer = buffers[number] if fits else torch.empty_like(tensor)
+            for call, moved, by in ((dist.isend, tensor, peer - self.rank), (dist.irecv, buffer, self.rank - peer)):
+                other = dist.get_global_rank(group, (own + by) % self.size)
+                operations.append(dist.P2POp(call, moved, other, group))
+        for work in dist.batch_isend_irecv(operations) if operations else []:
+            work.wait()
 
 
 def sharing_axis(strategy: Strategy) -> Axis:
@@ -127,6 +176,7 @@ class RehearsedModel:
         model: on its device, with the same values as on every rank; its parameters are replaced by shards.
 
     Attributes:
+        ranks: along the axis.
         layers: by index in the network, each layer as this rank runs it, and what measurements call that; without those
             that it runs in several rounds.
     """
@@ -141,7 +191,7 @@ class RehearsedModel:
         device: torch.device,
     ) -> None:
         self.layers = _layers_as_run(network, axis, position, settings)
-        clock = _PausingClock()
+        clock, self._others, self.ranks = _PausingClock(), _Others(), axis.degree
         self.clock: Clock = clock if device.type == "cpu" else clock_for(device)
         nobody: Any = None
         group = _Rehearsal(
@@ -150,6 +200,7 @@ class RehearsedModel:
             size=axis.degree,
             spans=Spans(),
             pause=clock.pause if device.type == "cpu" else contextlib.nullcontext,
+            others=self._others,
         )
         sharding = sharding_runner(axis.declared).shard(model.module, network, axis, group, settings)
         self._model, self._sharding, self._entered = model, sharding, autocast_to(settings.dtype, device)
@@ -162,6 +213,15 @@ class RehearsedModel:
             outputs = self._module(inputs)
             loss = sharded_loss(self._model.loss, self._sharding, self._probe)
             return loss(outputs, targets)
+
+    @contextlib.contextmanager
+    def answered(self, group: dist.ProcessGroup | None) -> Iterator[None]:
+        """Let the ranks of a group, as many as there are along the axis, answer each other; None: nobody answers."""
+        self._others.group = group
+        try:
+            yield
+        finally:
+            self._others.group = None
 
     @contextlib.contextmanager
     def observed(self, probe: OperationProbe) -> Iterator[None]:

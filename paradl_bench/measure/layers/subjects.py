@@ -45,6 +45,7 @@ class Subject:
         compiled: what is trained in the place of forward, and stands for its functions where it is probed.
         iteration_s: of the last iteration before the first block, on all ranks at once.
         layers: per layer of the network, as it ran and which part of it that is; None for layers that are not kept.
+        part: of a part of a model, what rehearses it.
     """
 
     model: LoadedModel
@@ -61,6 +62,7 @@ class Subject:
     shard: str = ""
     position: int = 0
     iteration_s: float = 0.0
+    part: RehearsedModel | None = None
 
     @property
     def key(self) -> tuple[str, int, str, int]:
@@ -157,6 +159,7 @@ def _rehearsed_subjects(
                 layers=[part.layers.get(index) for index in range(len(network.layers))],
                 shard=shard_label(axis, settings),
                 position=position,
+                part=part,
             )
             _warm_up(subject, request.warmup)
             yield subject
