@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import subprocess
+import sys
 from pathlib import Path
 
 import msgspec
@@ -18,6 +19,7 @@ from paradl_bench.network.graph import ModelGraph
 from paradl_bench.plan.settings import PlanSettings
 from paradl_bench.plan.strategy import parse_strategy
 from paradl_bench.plan.tasks import Compute
+from paradl_bench.ranks.launcher import launch_ranks
 from paradl_bench.records.measurement import COPIES_FILE, ITERATIONS_FILE, LAYERS_FILE, read_manifest, read_records
 from paradl_bench.records.samples import CopySamples, IterationSamples, LayerSamples
 from paradl_bench.strategies.nesting.catalog import planner_for
@@ -38,6 +40,8 @@ class Net(torch.nn.Module):
         x = self.three(torch.relu(self.norm(self.two(x)))) + x
         return self.head(x.mean((2, 3)))
 """
+REHEARSAL = Path(__file__).parents[1] / "running" / "rehearsal_program.py"
+CALLS = {"all_gather": "all_gather_into", "reduce_scatter": "reduce_scatter_into", "halo": "batch_isend_irecv"}
 SETTINGS = ("--batch", "3,5", "--blocks", "2", "--iterations", "2", "--warmup", "1")
 
 
@@ -166,6 +170,21 @@ def test_shards_have_the_shapes_that_ranks_of_the_plan_run(workplace: Path) -> N
     again = layers(workplace, "nets_of_layers_test:Net", *settings, "-o", "out")
     assert again.returncode == 0
     assert len(read(directory)[1]) == len(iterations)
+
+
+@pytest.mark.distributed
+def test_ranks_that_rehearse_together_send_what_is_planned(tmp_path: Path) -> None:
+    launch_ranks([sys.executable, str(REHEARSAL), str(tmp_path / "result.json")], ranks=2, device="cpu", timeout_s=200)
+    for strategy, found in json.loads((tmp_path / "result.json").read_text()).items():
+        assert found["alone"] == {}, strategy
+        expected = {CALLS.get(name, name): count for name, count in found["planned"].items() if count}
+        if strategy == "s2":
+            # Gradients of whole parameters are exchanged as in data parallelism, and not by layers.
+            expected["all_reduce"] = found["answered"].get("all_reduce", 0)
+        assert found["answered"] == {name: count for name, count in expected.items() if count}, strategy
+        # The other rank came half a second late.
+        assert found["seconds"] < 0.4, strategy
+        assert found["finite"], strategy
 
 
 @pytest.mark.distributed
