@@ -126,20 +126,25 @@ class _Rehearsal(Group):
     def send_and_receive(self, sent: Messages, received: Messages) -> None:
         with self.pause():
             if self.others.group is not None:
-                self._swap(sent, [buffer for _, buffer in received], self.others.group)
+                self._swap(sent, received, self.others.group)
             else:
                 for _, buffer in received:
                     buffer.zero_()
 
-    def _swap(self, sent: Messages, buffers: Sequence[torch.Tensor], group: dist.ProcessGroup) -> None:
-        """Send messages as far along the group as this rank's position does, and receive such from as far before."""
-        operations, own = [], dist.get_rank(group)
+    def _swap(self, sent: Messages, received: Messages, group: dist.ProcessGroup) -> None:
+        """Send messages as far along the group as this rank's position does, and receive such from as far before.
+
+        A position may receive what it sends nothing like: there others send zeros, so that no buffer stays unfilled.
+        """
+        unfilled, moves = dict(enumerate(received)), []
         for number, (peer, tensor) in enumerate(sent):
-            fits = number < len(buffers) and buffers[number].shape == tensor.shape
-            buffer = buffers[number] if fits else torch.empty_like(tensor)
-            for call, moved, by in ((dist.isend, tensor, peer - self.rank), (dist.irecv, buffer, self.rank - peer)):
-                other = dist.get_global_rank(group, (own + by) % self.size)
-                operations.append(dist.P2POp(call, moved, other, group))
+            fits = number in unfilled and unfilled[number][1].shape == tensor.shape
+            moves.append((tensor, unfilled.pop(number)[1] if fits else torch.empty_like(tensor), peer - self.rank))
+        moves += [(torch.zeros_like(buffer), buffer, self.rank - peer) for peer, buffer in unfilled.values()]
+        operations, own = [], dist.get_rank(group)
+        for tensor, buffer, by in moves:
+            for call, moved, other in ((dist.isend, tensor, own + by), (dist.irecv, buffer, own - by)):
+                operations.append(dist.P2POp(call, moved, dist.get_global_rank(group, other % self.size), group))
         for work in dist.batch_isend_irecv(operations) if operations else []:
             work.wait()
 

@@ -49,6 +49,19 @@ class Net(nn.Module):
         return self.head(torch.relu(self.wide(hidden.mean((2, 3)))))
 
 
+class Strided(nn.Module):
+    """A convolution whose second half of rows receives a row, and sends none."""
+
+    input_shape = (4, 16, 16)
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.one, self.head = nn.Conv2d(4, 8, 3, stride=2, padding=1), nn.Linear(8, 4)
+
+    def forward(self, inputs: torch.Tensor) -> torch.Tensor:
+        return self.head(torch.relu(self.one(inputs)).mean((2, 3)))
+
+
 @contextmanager
 def counted(counts: Counter[str]) -> Iterator[None]:
     """Count calls of torch.distributed that the rehearsal makes."""
@@ -82,13 +95,13 @@ def planned(network: Any, text: str) -> dict[str, int]:
     return dict(counts)
 
 
-def rehearsed(context: RankContext, text: str) -> dict[str, Any]:
+def rehearsed(context: RankContext, text: str, name: str = "Net", position: int = 0) -> dict[str, Any]:
     """One strategy's part, trained alone and answered."""
-    model = load_model("rehearsal_program:Net")
+    model = load_model(f"rehearsal_program:{name}")
     network = trace_network(model)
     (axis,) = parse_strategy(text).axes
     settings = PlanSettings(batch=SAMPLES)
-    part = RehearsedModel(model, network, axis, 0, settings, context.device)
+    part = RehearsedModel(model, network, axis, position, settings, context.device)
     inputs, targets = model.make_batch(SAMPLES, context.rank)
     ways, found = {"alone": None, "answered": dist.group.WORLD}, {"planned": planned(network, text)}
     for way, group in ways.items():
@@ -109,8 +122,12 @@ def rehearsed(context: RankContext, text: str) -> dict[str, Any]:
 
 def main() -> None:
     """Rank 0 writes the result."""
+    # Memory that nothing was written to holds NaN.
+    torch.use_deterministic_algorithms(True)
     with join_ranks("gloo", "cpu", timeout_s=100) as context:
         found = {text: rehearsed(context, text) for text in STRATEGIES}
+        # In front of the first layer nothing is sent back, so each position has its halo forward alone.
+        found |= {f"s2 strided {position}": rehearsed(context, "s2", "Strided", position) for position in (0, 1)}
         context.barrier()
     if context.rank == 0:
         Path(sys.argv[1]).write_text(json.dumps(found))
