@@ -69,6 +69,9 @@ def validate_across(output: Path, halves: tuple[list[str], list[str]]) -> None:
             inside.setdefault(configuration["strategy"], []).append(
                 configuration["by_evaluator"]["simulate"]["covered"]
             )
+    if not inside:
+        print("No configuration was run twice: intervals are held against none.")
+        return
     print("Intervals that count the errors of the other half of the networks:")
     for strategy, held in inside.items():
         print(f"{strategy:8} {sum(held)} of {len(held)} configurations")
