@@ -13,7 +13,7 @@ from calibrate.profile.compared_runs import ComparedRun
 from calibrate.profile.profile import Profile
 from paradl_bench.core.errors import UserError
 from paradl_bench.core.statistics import Z90, grouped
-from paradl_bench.records.training.training_record import read_run
+from paradl_bench.records.training.training_record import TrainingRun, read_run
 from predict.costs.sourced import Floats
 from predict.validation.memory_validation import memory_score
 from predict.validation.runs import PHASES, Run
@@ -155,27 +155,31 @@ def rerun_of(runs: Sequence[Run]) -> Rerun | None:
 def with_compared_runs(profile: Profile, report: Report) -> Profile:
     """The profile with the runs of a report, whose errors its intervals then count; a run that it holds is replaced.
 
+    Emulated runs whose layers slept are left out: they show nothing of real ones.
+
     Args:
         report: by predictions of this profile without compared runs.
 
     Raises:
-        UserError: no run was compared.
+        UserError: no run whose layers computed was compared.
     """
     compared = {run.sha256: run for run in profile.runs_compared}
     for pair in pairs_of(report.pairs, PREDICTOR):
-        run = _compared_run(pair)
-        compared[run.sha256] = run
+        about = read_run(Path(pair.run))
+        if about.ghost is None:
+            run = _compared_run(pair, about)
+            compared[run.sha256] = run
     if not compared:
-        raise UserError("no run has times to compare: its profile would be the same")
+        raise UserError("no run has times of real layers to compare: its profile would be the same")
     return msgspec.structs.replace(profile, compared_runs=tuple(compared.values()))
 
 
-def _compared_run(pair: Pair) -> ComparedRun:
+def _compared_run(pair: Pair, about: TrainingRun) -> ComparedRun:
     low, high = pair.interval_s
     return ComparedRun(
         path=pair.run,
         sha256=run_hash(Path(pair.run)),
-        configuration=configuration_hash(read_run(Path(pair.run))),
+        configuration=configuration_hash(about),
         model=pair.model,
         strategy=pair.strategy,
         ranks=pair.ranks,

@@ -38,7 +38,9 @@ from predict.costs.cost_model import CostModel
 from predict.prediction.prediction import Prediction, Predictor
 from predict.validation.shown.report import markdown
 from predict.validation.validation import validate_runs
+from predict.validation.validation_scores import with_compared_runs
 from predict.workload import Configuration, evaluator_named
+from tests.cases.predicted_runs import run_like
 
 CHAIN = make_network()
 QUANTILES = (0.9, 1.0, 1.4)
@@ -206,6 +208,17 @@ def test_an_emulated_run_is_held_against_dilated_compute_and_named(tmp_path: Pat
     assert "sleep 20 times as long" in pair.emulated
     assert "d2 (emulated)" in markdown(report)
     assert any(note.startswith("emulated, ") for note in report.notes)
+
+
+def test_a_profile_keeps_no_emulated_run_as_compared(tmp_path: Path) -> None:
+    write_profile(tmp_path / "p.json", PROFILE)
+    runs = emulated_run(tmp_path / "run", dilate=20.0), run_like(tmp_path / "real", "d2", 4)
+    both, emulated_alone = (
+        validate_runs(tmp_path / "p.json", some, cluster_path=None, force=True) for some in (runs, runs[:1])
+    )
+    assert [run.path for run in with_compared_runs(PROFILE, both).runs_compared] == [str(runs[1])]
+    with pytest.raises(UserError, match="no run has times of real layers to compare"):
+        with_compared_runs(PROFILE, emulated_alone)
 
 
 def test_host_time_of_ranks_moves_only_the_intervals_upper_end(tmp_path: Path) -> None:
