@@ -248,6 +248,8 @@ def validate(
     if profile_out:
         _write_compared(profile, report, profile_out, force=force)
     print_report(report, paths, form)
+    if profile_out:
+        say(f"Profile whose intervals count these runs: {profile_out}")
     if plot:
         from predict.validation.shown.drawing import draw_validation
 

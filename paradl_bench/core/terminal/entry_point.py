@@ -39,7 +39,7 @@ def _run_and_free_nothing(load: Callable[[], Callable[[], None]]) -> None:
         if codes:
             os._exit(codes[0])
 
-    # The first one registered is called last: threads have ended then, and all others have cleaned up.
+    # Handlers are called in reverse: threads have ended then, and what was registered behind this has cleaned up.
     atexit.register(end)
     try:
         load()()

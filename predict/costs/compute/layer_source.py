@@ -82,7 +82,10 @@ def of_layers_from(profile: Profile, layers: LayersFrom) -> Profile:
         return profile
     models = _asked(profile.kernel_models, layers) if layers.way == "regressed" else ()
     devices = tuple(_unreached(device) for device in profile.devices)
-    return msgspec.structs.replace(profile, layer_times=(), devices=devices, kernel_models=models)
+    # Runs were compared with predictions from measured layers.
+    return msgspec.structs.replace(
+        profile, layer_times=(), devices=devices, kernel_models=models, compared_runs=msgspec.UNSET
+    )
 
 
 def _asked(models: Iterable[KernelModel], layers: LayersFrom) -> tuple[KernelModel, ...]:

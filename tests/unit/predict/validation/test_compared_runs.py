@@ -18,6 +18,7 @@ from paradl_bench.core.statistics import Z90
 from paradl_bench.plan.settings import PlanSettings
 from paradl_bench.plan.strategy import parse_strategy
 from predict.cli import group
+from predict.costs.compute.layer_source import of_layers_from, parse_layers
 from predict.costs.cost_model import CostModel
 from predict.prediction.prediction import Prediction, Predictor
 from predict.workload import Configuration, evaluator_named
@@ -78,6 +79,12 @@ def test_other_kinds_and_closed_forms_stay_as_they_are(folder: Path) -> None:
     for strategy, evaluator in (("t2", "simulate"), ("d2", "paradl"), ("d2", "osf")):
         before, after = (predicted(profile, strategy, evaluator) for profile in (PROFILE, compared))
         assert after.time.interval_s == before.time.interval_s
+
+
+def test_layers_from_elsewhere_do_not_count_them(folder: Path) -> None:
+    compared = read_profile(folder / "compared.json")
+    assert of_layers_from(compared, parse_layers("roofline")).runs_compared == ()
+    assert of_layers_from(compared, parse_layers("measured")).runs_compared == compared.runs_compared
 
 
 def test_validating_again_says_that_it_is_no_test(folder: Path) -> None:
