@@ -11,7 +11,7 @@ from unittest import mock
 
 import pytest
 
-sys.path.insert(0, str(Path(__file__).parents[3] / "benchmarks" / "gpu"))
+sys.path.insert(0, str(Path(__file__).parents[4] / "benchmarks" / "gpu"))
 
 import click
 import gpu_check

@@ -13,7 +13,7 @@ import click
 import msgspec
 import pytest
 
-sys.path.insert(0, str(Path(__file__).parents[3] / "benchmarks" / "gpu"))
+sys.path.insert(0, str(Path(__file__).parents[4] / "benchmarks" / "gpu"))
 
 import gpu_analysis
 import gpu_operators
