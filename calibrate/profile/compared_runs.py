@@ -1,7 +1,7 @@
 """Runs that predictions of a profile were held against, and how far off they show ``simulate`` itself to be.
 
 The parts of an interval tell how well a profile's numbers are known. What the simulation leaves out shows in runs
-alone: in the mean square of their errors, as far as the intervals had not expected it.
+alone: in their errors, as far as the intervals had not expected them.
 """
 
 from __future__ import annotations
@@ -22,6 +22,8 @@ SERIAL = "serial"
 """Of strategies, the kind that has no axes."""
 LEAST_CONFIGURATIONS = 3
 """Of a kind: fewer tell little of its deviation."""
+_HALVINGS = 60
+"""Of the interval that a deviation is looked for in: as many as a number's digits tell apart."""
 
 
 class ComparedRun(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -45,7 +47,9 @@ class ComparedRun(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
     relative_sd: Relative
 
     def __post_init__(self) -> None:
-        parse_strategy(self.strategy)
+        ranks = parse_strategy(self.strategy).ranks
+        if ranks != self.ranks:
+            raise ValueError(f"strategy {self.strategy} has {ranks} ranks, not {self.ranks}")
 
     @property
     def error(self) -> float:
@@ -60,8 +64,8 @@ class PredictionError(NamedTuple):
         configurations: compared ones, repetitions counted once. ranks: the most of them.
         mean: their mean error, relative to the prediction. root_mean_square: of their errors.
         expected: root mean square of what their intervals said of their deviation.
-        relative_sd: what is missing there, stretched so that :data:`Z90` of it holds 90%; 0 where nothing is, or where
-            fewer than :data:`LEAST_CONFIGURATIONS` were compared.
+        relative_sd: what is missing there (:func:`_missing`), stretched so that :data:`Z90` of it holds 90%; 0 where
+            nothing is, or where fewer than :data:`LEAST_CONFIGURATIONS` were compared.
     """
 
     configurations: int
@@ -98,5 +102,24 @@ def _error(runs: Sequence[ComparedRun]) -> PredictionError:
         mean=math.fsum(errors) / count,
         root_mean_square=math.sqrt(square),
         expected=math.sqrt(known),
-        relative_sd=stretch * math.sqrt(max(square - known, 0.0)),
+        relative_sd=stretch * _missing(errors, expected),
     )
+
+
+def _missing(errors: Sequence[float], expected: Sequence[float]) -> float:
+    """The deviation t that makes errors as large as expected: the mean of e^2 / (s^2 + t^2) is 1, or less at t = 0.
+
+    An error that was expected to be large says little, and hides none of the others (Paule and Mandel, 1982).
+    """
+
+    def excess(square: float) -> float:
+        pairs = ((error**2, sd**2 + square) for error, sd in zip(errors, expected, strict=True))
+        return math.fsum(of / by if by else math.inf * bool(of) for of, by in pairs) / len(errors) - 1
+
+    low, high = 0.0, math.fsum(error**2 for error in errors)
+    if not high or excess(0.0) <= 0:
+        return 0.0
+    for _ in range(_HALVINGS):
+        middle = (low + high) / 2
+        low, high = (middle, high) if excess(middle) > 0 else (low, middle)
+    return math.sqrt(high)

@@ -26,8 +26,8 @@ def with_simulation_error(priced: PricedPlan, profile: Profile) -> PricedPlan:
     unknown = [kind for kind in kinds if kind not in errors or errors[kind].configurations < LEAST_CONFIGURATIONS]
     if unknown:
         text = (
-            f"fewer than {LEAST_CONFIGURATIONS} runs were compared of {' and '.join(unknown)}: the interval leaves out"
-            " what the simulation itself is off by"
+            f"fewer than {LEAST_CONFIGURATIONS} configurations were compared of {' and '.join(unknown)}: the interval"
+            " leaves out what the simulation itself is off by"
         )
         priced.remarks.add(Remark(text, False))
     kind, error = max(((kind, errors[kind]) for kind in kinds if kind in errors), key=_size, default=("", None))

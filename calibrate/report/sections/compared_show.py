@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
-from calibrate.profile.compared_runs import PredictionError, prediction_errors
+from calibrate.profile.compared_runs import LEAST_CONFIGURATIONS, PredictionError, prediction_errors
 from calibrate.profile.profile import Profile
 from paradl_bench.core.statistics import Z90
 from paradl_bench.core.terminal.tables import table
@@ -30,9 +30,14 @@ def compared_lines(profile: Profile) -> Iterator[str]:
     """What runs took over their predictions in the mean, on a line; nothing where no run was compared."""
     runs = profile.runs_compared
     if runs:
-        errors = prediction_errors(runs)
-        told = ", ".join(f"{kind} {format_difference(error.mean)}" for kind, error in errors.items())
-        yield f"{counted(len(runs), 'run')} over their predictions in the mean, which intervals count: {told}"
+        told = "; ".join(f"{kind} {_words(error)}" for kind, error in prediction_errors(runs).items())
+        yield f"{counted(len(runs), 'run')} over their predictions in the mean, and what that adds to intervals: {told}"
+
+
+def _words(error: PredictionError) -> str:
+    added = f"{Z90 * error.relative_sd:.1%}" if error.relative_sd else "nothing"
+    few = f" ({counted(error.configurations, 'configuration')})" if error.configurations < LEAST_CONFIGURATIONS else ""
+    return f"{format_difference(error.mean)}, {added}{few}"
 
 
 def _numbers(error: PredictionError) -> tuple[str, ...]:

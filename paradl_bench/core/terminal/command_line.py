@@ -197,6 +197,8 @@ def refuse_overwrite(target: str, *, force: bool) -> None:
         return
     if os.path.isdir(target):
         raise UserError(f"{target} is a folder; give a file name, or - for standard output")
+    if os.path.exists(target) and not os.path.isfile(target):
+        raise UserError(f"{target} is a device or a pipe; give a file name, or - for standard output")
     if os.path.exists(target) and not force:
         raise UserError(f"{target} exists; give --force to replace it, or another name")
     folder = next(folder for folder in Path(target).absolute().parents if os.path.exists(folder))

@@ -7,7 +7,9 @@ to write are written all the same.
 from __future__ import annotations
 
 import contextlib
+import errno
 import io
+import os
 import sys
 from collections.abc import Iterator
 from typing import Any
@@ -25,6 +27,15 @@ class _Stream(io.FileIO):
                 return super().write(data)
             except OSError as error:
                 self.failure = error
+        return memoryview(data).nbytes
+
+
+class _Closed(_Stream):
+    """What was closed before the command began: the first thing that is written fails."""
+
+    def write(self, data: Any) -> int:
+        """Note that there is nothing to write to."""
+        self.failure = self.failure or OSError(errno.EBADF, os.strerror(errno.EBADF))
         return memoryview(data).nbytes
 
 
@@ -62,6 +73,9 @@ class Streams:
 
 
 def _replacement(stream: Any) -> tuple[_Stream | None, Any]:
+    if stream is None:
+        closed = _Closed(os.devnull, "wb")
+        return closed, io.TextIOWrapper(io.BufferedWriter(closed), "utf-8")
     try:
         number = stream.fileno()
         stream.flush()

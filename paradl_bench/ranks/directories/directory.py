@@ -133,7 +133,8 @@ class MeasurementDirectory:
                 self._note(self.watch.stretch(at_least_s=_LAST_STRETCH_S))
                 load = read_load(self.path)
                 if load is not None and load.is_busy:
-                    say(f"{self.path} was measured on a busy host: {load.words}; calibrate fit will warn of it")
+                    warns = "predict validate" if self.manifest.kind == "training" else "calibrate fit"
+                    say(f"{self.path} was measured on a busy host: {load.words}; {warns} will warn of it")
             self.manifest = msgspec.structs.replace(self.manifest, complete=True)
             write_manifest(self.path, self.manifest)
         release(self.path)

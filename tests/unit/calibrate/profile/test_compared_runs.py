@@ -13,8 +13,10 @@ from calibrate.fitting.merging.merge import merge_profiles
 from calibrate.profile.compared_runs import ComparedRun, prediction_errors
 from calibrate.profile.emulated_profile import emulated
 from calibrate.profile.profile import Profile, read_profile, write_profile
+from calibrate.statistics.blocks import student_90
 from paradl_bench.core.errors import UserError
 from paradl_bench.core.statistics import Z90
+from paradl_bench.plan.strategy import parse_strategy
 from tests.cases.predicted_runs import PROFILE
 
 
@@ -26,7 +28,7 @@ def run(strategy: str, error: float, number: int, *, relative_sd: float = 0.02, 
         configuration=configuration or f"{number:016x}",
         model="chain",
         strategy=strategy,
-        ranks=2,
+        ranks=parse_strategy(strategy).ranks,
         batch=8,
         measured_s=1.0 + error,
         predicted_s=1.0,
@@ -56,6 +58,27 @@ def test_the_sd_is_what_intervals_had_not_expected() -> None:
     assert found.relative_sd == pytest.approx(2.132 / Z90 * math.sqrt(square - 0.03**2), rel=1e-3)
     assert (found.configurations, found.ranks) == (4, 2)
     assert (found.mean, found.root_mean_square, found.expected) == pytest.approx((0.07, math.sqrt(square), 0.03))
+
+
+def test_an_error_that_was_expected_hides_no_other() -> None:
+    runs = [run("d2", 0.5, number, relative_sd=0.05) for number in range(9)]
+    (alone,) = prediction_errors(runs).values()
+    (both,) = prediction_errors([*runs, run("d2", -0.8, 9, relative_sd=5.0)]).values()
+    assert 0.9 * alone.relative_sd < both.relative_sd < 1.1 * alone.relative_sd
+
+
+def test_errors_are_as_large_as_then_expected() -> None:
+    draw = np.random.default_rng(1)
+    for _ in range(20):
+        known = draw.uniform(0.01, 0.2, size=8)
+        errors = draw.normal(0.0, np.hypot(known, 0.1)).clip(-0.9)
+        pairs = zip(errors.tolist(), known.tolist(), strict=True)
+        runs = [run("d2", error, number, relative_sd=sd) for number, (error, sd) in enumerate(pairs)]
+        found = prediction_errors(runs)["data"].relative_sd / (student_90(8) / Z90)
+        if found:
+            assert np.mean(errors**2 / (known**2 + found**2)) == pytest.approx(1.0, rel=1e-9)
+        else:
+            assert np.mean(errors**2 / known**2) <= 1
 
 
 def test_expected_errors_add_nothing() -> None:
@@ -97,7 +120,9 @@ def test_a_run_can_be_compared_once() -> None:
         msgspec.structs.replace(PROFILE, compared_runs=(run("f2", 0.1, 0), run("f2", 0.2, 0)))
 
 
-@pytest.mark.parametrize(("field", "value"), [("measured_s", 0), ("predicted_s", -1), ("strategy", "q2"), ("ranks", 0)])
+@pytest.mark.parametrize(
+    ("field", "value"), [("measured_s", 0), ("predicted_s", -1), ("strategy", "q2"), ("ranks", 0), ("ranks", 7)]
+)
 def test_a_wrong_run_in_a_profile_is_refused(field: str, value: object, tmp_path: Path) -> None:
     raw = msgspec.to_builtins(compared())
     raw["compared_runs"][1][field] = value

@@ -70,7 +70,7 @@ def test_the_largest_error_of_a_nested_strategy_counts(folder: Path) -> None:
     compared = read_profile(folder / "compared.json")
     nested = predicted(compared, "d2t2")
     assert "compared runs, data" in nested.provenance.spread_s
-    assert any("fewer than 3 runs were compared of tensor" in line for line in nested.provenance.notes)
+    assert any("fewer than 3 configurations were compared of tensor" in line for line in nested.provenance.notes)
     assert "errors of compared runs: beyond 2 ranks" in nested.provenance.extrapolated
 
 
@@ -112,7 +112,8 @@ def test_the_profile_is_explained(folder: Path) -> None:
     brief, whole = (
         CliRunner().invoke(calibrate, ["show", str(folder / "compared.json"), *more]).output for more in ([], ["--all"])
     )
-    assert "3 runs over their predictions in the mean, which intervals count: data +20.0%" in " ".join(brief.split())
+    told = " ".join(brief.split())
+    assert "3 runs over their predictions in the mean, and what that adds to intervals: data +20.0%, 4" in told
     assert "Runs over their predictions, by kind of axis" in whole
 
 

@@ -72,6 +72,22 @@ def test_a_terminal_of_ascii_alone_is_written_to(tmp_path: Path) -> None:
     assert (done.returncode, done.stderr) == (0, "")
 
 
+@pytest.mark.parametrize("closed", [(), (1,), (1, 2)])
+def test_streams_that_were_closed_before_cost_no_traceback(closed: tuple[int, ...]) -> None:
+    program = "from predict.__main__ import main\nmain()\n"
+    done = subprocess.run(
+        [sys.executable, "-c", program, "profiles"],
+        capture_output=True,
+        text=True,
+        cwd=ROOT,
+        check=False,
+        preexec_fn=lambda: [os.close(number) for number in closed],
+    )
+    assert done.returncode == (3 if closed else 0)
+    said = "predict: error: cannot write standard output: Bad file descriptor\n"
+    assert done.stderr == (said if closed == (1,) else "")
+
+
 @pytest.mark.parametrize("package", ["paradl_bench", "calibrate", "predict"])
 def test_an_interrupt_while_modules_are_imported_is_one_line(package: str) -> None:
     program = (

@@ -90,6 +90,10 @@ def test_what_cannot_be_written_is_told_before_the_work(tmp_path: Path, monkeypa
     """A folder, a path through a file, and a folder that is another's, whether or not a file may be replaced."""
     with pytest.raises(UserError, match="is a folder; give a file name"):
         refuse_overwrite(str(tmp_path), force=True)
+    os.mkfifo(tmp_path / "pipe")
+    for target in (tmp_path / "pipe", Path("/dev/null")):
+        with pytest.raises(UserError, match="is a device or a pipe; give a file name"):
+            refuse_overwrite(str(target), force=True)
     (tmp_path / "file").write_bytes(b"")
     with pytest.raises(UserError, match=r"cannot write .*/page\.html: .*/file is a file, not a folder"):
         refuse_overwrite(str(tmp_path / "file" / "deeper" / "page.html"), force=False)
