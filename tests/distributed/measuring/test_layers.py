@@ -182,8 +182,8 @@ def test_ranks_that_rehearse_together_send_what_is_planned(tmp_path: Path) -> No
             # Gradients of whole parameters are exchanged as in data parallelism, and not by layers.
             expected["all_reduce"] = found["answered"].get("all_reduce", 0)
         assert found["answered"] == {name: count for name, count in expected.items() if count}, strategy
-        # The other rank came half a second late.
-        assert found["seconds"] < 0.4, strategy
+        # The other rank came a second late.
+        assert found["seconds"] < 0.8, strategy
         assert found["finite"], strategy
 
 

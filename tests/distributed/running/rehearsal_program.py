@@ -31,7 +31,7 @@ from paradl_bench.strategies.nesting.catalog import planner_for
 
 STRATEGIES = ("f2", "c2", "s2", "t2")
 SAMPLES = 4
-LATE_S = 0.5
+LATE_S = 1.0
 
 
 class Net(nn.Module):
