@@ -68,6 +68,21 @@ def test_intervals_count_the_errors_and_predictions_stay(folder: Path) -> None:
 
 def test_the_largest_error_of_a_nested_strategy_counts(folder: Path) -> None:
     compared = read_profile(folder / "compared.json")
+    for factor, larger in ((0.5, "data"), (3.0, "tensor")):
+        others = [
+            msgspec.structs.replace(
+                run,
+                sha256=f"{number:064x}",
+                configuration=f"t2 {number}",
+                strategy="t2",
+                measured_s=run.predicted_s * (1 + factor * run.error),
+            )
+            for number, run in enumerate(compared.runs_compared)
+        ]
+        both = msgspec.structs.replace(compared, compared_runs=(*compared.runs_compared, *others))
+        assert [name for name in predicted(both, "d2t2").provenance.spread_s if name.startswith("compared runs")] == [
+            f"compared runs, {larger}"
+        ]
     nested = predicted(compared, "d2t2")
     assert "compared runs, data" in nested.provenance.spread_s
     assert any("fewer than 3 configurations were compared of tensor" in line for line in nested.provenance.notes)
