@@ -31,7 +31,6 @@ from paradl_bench.plan.compute import operations_of_forward
 from paradl_bench.plan.mesh import axes_apart, degree_of, zero_stage
 from paradl_bench.plan.schedules.catalog import schedule_of
 from paradl_bench.plan.schedules.schedule import Action
-from paradl_bench.plan.schedules.turns import fewer_turns
 from paradl_bench.plan.settings import PlanSettings
 from paradl_bench.plan.strategy import Strategy
 from paradl_bench.strategies.frameworks.framework_memory import FrameworkMemory
@@ -134,9 +133,7 @@ def _parts(
     if parted:
         parted.gather(ledger, whole)
     drops_messages = schedule.drops_messages or framework.drops_messages
-    actions: Sequence[Action] = schedule.order(rank, ranks, count)
-    # Messages that are not let go of grow with every action.
-    _run(ledger, passes, fewer_turns(actions) if drops_messages else actions, drops_messages=drops_messages)
+    _run(ledger, passes, schedule.order(rank, ranks, count), drops_messages=drops_messages)
     if parted:
         parted.reduce(ledger, whole)
     sizes = {parameter.name: parameter.bytes for parameter in held.parameters}
