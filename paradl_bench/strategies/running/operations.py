@@ -96,7 +96,25 @@ def _of_groups(function: Any) -> Any:
         tensors = [leaf for leaf in tree_leaves((args, kwargs)) if isinstance(leaf, torch.Tensor)]
         rows, matrices = tensors[:2]
         if rows.is_meta and (rows.dim(), matrices.dim()) == (2, 3):
-            return rows @ matrices[0]
+            product: torch.Tensor = _ProductOfGroups.apply(rows, matrices)  # type: ignore[no-untyped-call]
+            return product
         return function(*args, **kwargs)
 
     return run
+
+
+class _ProductOfGroups(torch.autograd.Function):
+    """Of tensors without memory. Gradients lie in memory as what they are of, as torch's kernels return them.
+
+    So autograd keeps the gradient of matrices that were transposed, and makes no copy in the parameter's order.
+    """
+
+    @staticmethod
+    def forward(ctx: Any, rows: torch.Tensor, matrices: torch.Tensor) -> torch.Tensor:
+        ctx.save_for_backward(rows, matrices)
+        return rows @ matrices[0]
+
+    @staticmethod
+    def backward(ctx: Any, gradient: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        rows, matrices = ctx.saved_tensors
+        return torch.empty_like(rows), torch.empty_like(matrices)
