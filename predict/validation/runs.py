@@ -14,6 +14,7 @@ from pathlib import Path
 import numpy as np
 
 from paradl_bench.core.errors import UserError
+from paradl_bench.core.units import counted
 from paradl_bench.measure.machine.node_findings import lines_of_nodes
 from paradl_bench.measure.stragglers.pace import training_pace
 from paradl_bench.plan.axes.kind import Trait
@@ -116,10 +117,11 @@ def read_runs(paths: Sequence[Path]) -> tuple[tuple[Run, ...], tuple[str, ...]]:
         manifest = read_manifest(path)
         if manifest.kind != "training":
             raise UserError(f"{path} holds {manifest.kind}, no training run: give directories of paradl-bench train")
-        records = without_timed_calls(read_records(path, TRAINING_FILE, TrainingIterations))
+        read = read_records(path, TRAINING_FILE, TrainingIterations)
+        records = without_timed_calls(read)
         times = _by_iteration(records, _phases)
         if len(times) < MIN_ITERATIONS:
-            lines.append(f"{path}: skipped, {len(times)} iterations on all ranks; at least {MIN_ITERATIONS} are needed")
+            lines.append(_too_short(path, len(times), timed=any(record.calls for record in read)))
             continue
         if not manifest.complete:
             lines.append(f"{path}: incomplete, its {len(times)} iterations are used")
@@ -136,6 +138,13 @@ def read_runs(paths: Sequence[Path]) -> tuple[tuple[Run, ...], tuple[str, ...]]:
     if not runs:
         raise UserError(f"no run to compare with: {'; '.join(lines)}")
     return tuple(runs), tuple(lines)
+
+
+def _too_short(path: Path, iterations: int, *, timed: bool) -> str:
+    """Why a run is left out; iterations whose calls were timed one by one don't count."""
+    besides = " besides those of --time-collectives" if timed else ""
+    held = f"{counted(iterations, 'iteration')} on all ranks{besides}"
+    return f"{path}: skipped, {held}; at least {MIN_ITERATIONS} are needed"
 
 
 def _in_rounds(about: TrainingRun, times: Floats) -> Floats:

@@ -8,6 +8,7 @@ import pytest
 from profile_factory import make_network, make_profile, ring_fit, write_training_run
 
 from calibrate.profile.profile import write_profile
+from paradl_bench.core.errors import UserError
 from paradl_bench.core.files.json_lines import append_lines
 from paradl_bench.plan.settings import plan_settings
 from paradl_bench.plan.strategy import parse_strategy
@@ -17,6 +18,7 @@ from paradl_bench.records.training.training_record import TRAINING_FILE, CallTim
 from predict.costs.cost_model import CostModel
 from predict.prediction.prediction import Predictor
 from predict.validation.ranks.calls import predicted_in_calls
+from predict.validation.runs import read_runs
 from predict.validation.shown.report import csv_row, markdown
 from predict.validation.validation import validate_runs
 from predict.workload import Configuration, evaluators
@@ -27,10 +29,10 @@ FW_S, BW_S, GE_S, WU_S = 0.010, 0.020, 0.008, 0.002
 COUNT = 6
 
 
-def timed_run(directory: Path) -> Path:
+def timed_run(directory: Path, *, others: int = COUNT) -> Path:
     """Rank 1 comes 1 ms after rank 0 to the one call, which then takes 6 ms; an iteration is of 40 ms."""
     timing = CallTiming(timed=COUNT, others=COUNT, disturbance=0.02, spread=0.01)
-    run = write_training_run(directory, CHAIN, phases_s=[[(FW_S, BW_S, GE_S, WU_S)] * COUNT] * 2, call_timing=timing)
+    run = write_training_run(directory, CHAIN, phases_s=[[(FW_S, BW_S, GE_S, WU_S)] * others] * 2, call_timing=timing)
     for rank in range(2):
         call = TimedCall(
             operation="all_reduce",
@@ -86,3 +88,8 @@ def test_predicted_transfers_are_the_ledgers_communication() -> None:
     (role,) = ledger.roles
     assert found.transferring_s == pytest.approx(sum(e.total_s for e in role.entries if e.details.get("group")))
     assert found.transferring_s > 0
+
+
+def test_a_short_run_says_that_timed_calls_count_not(tmp_path: Path) -> None:
+    with pytest.raises(UserError, match="1 iteration on all ranks besides those of --time-collectives; at least 5"):
+        read_runs([timed_run(tmp_path / "run", others=1)])
