@@ -11,6 +11,7 @@ from paradl_bench.core.errors import UserError
 from paradl_bench.core.terminal.command_line import refuse_overwrite, say, write_output
 from paradl_bench.core.units import check_bounds
 from paradl_bench.network.graph import ModelGraph, read_network
+from paradl_bench.records.measurement import read_manifest
 
 
 @click.command("export")
@@ -66,7 +67,9 @@ def _network(directory: Path, model: str | None) -> ModelGraph:
         networks[network.name] = network
     if model is None and len(networks) == 1:
         return next(iter(networks.values()))
+    if not networks:
+        kind = read_manifest(directory).kind
+        raise UserError(f"{directory} holds {kind} without a network: give a directory of paradl-bench layers")
     if model not in networks:
-        held = ", ".join(networks) or "no network"
-        raise UserError(f"{directory} holds several models ({held}): say which by --model")
+        raise UserError(f"{directory} holds several models ({', '.join(networks)}): say which by --model")
     return networks[model]

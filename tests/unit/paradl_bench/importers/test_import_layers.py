@@ -385,3 +385,10 @@ def test_every_line_of_the_public_profiles_and_traces_is_read() -> None:
         held = read_log("kineto", path, ImportOptions(batch=1, level="node"))
         assert held.dropped == []
         assert sum(len(record.samples_s[0]) for record in held.collectives) == 8
+
+
+def test_a_trace_of_no_layers_is_refused(tmp_path: Path) -> None:
+    sweep = write_collectives(tmp_path / "sweep", CollectivesSpec())
+    for directory, reason in ((sweep, "holds collectives without a network"), (tmp_path / "no", "does not exist")):
+        done = run("export", "ssgd-trace", str(directory), "-o", str(tmp_path / "trace.txt"))
+        assert reason in f"{done.output}{done.exception}"
