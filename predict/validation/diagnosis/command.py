@@ -117,6 +117,7 @@ def _of_run(options: dict[str, Any]) -> list[Diagnosis]:
     """The diagnosis of a run."""
     import msgspec
 
+    from paradl_bench.core.errors import UserError
     from predict.prediction.prediction import Predictor
     from predict.prediction.request import limit_memory
     from predict.validation.diagnosis.against_run import held_against
@@ -129,9 +130,12 @@ def _of_run(options: dict[str, Any]) -> list[Diagnosis]:
     diagnostician = Diagnostician(Predictor(costs, evaluator_named(options["evaluator"])), options["at_least"])
     case = diagnostician.case_of(point)
     diagnosis = held_against(diagnostician.diagnose(case), case, run)
-    if options["remedies"]:
-        asked = options_of_run(run, options, knows_input=bool(costs.profile.input_side))
-        diagnosis = _tried(diagnosis, diagnostician, case, asked)
+    try:
+        if options["remedies"]:
+            asked = options_of_run(run, options, knows_input=bool(costs.profile.input_side))
+            diagnosis = _tried(diagnosis, diagnostician, case, asked)
+    except UserError as error:
+        notes = (*notes, f"no remedies were tried: {error}")
     return [msgspec.structs.replace(diagnosis, said=(*diagnosis.said, *notes))]
 
 

@@ -162,14 +162,14 @@ def timed_finding(
     evidence: str,
     predicted_s: float | None = None,
 ) -> Finding:
-    """A finding of so many seconds of an iteration."""
-    low, high = taken.low_s / iteration_s, taken.high_s / iteration_s
+    """A finding of so many seconds of an iteration, whose share is at most the whole."""
+    share, low, high = (min(seconds / iteration_s, 1.0) for seconds in taken)
     return Finding(
         limitation=limitation,
         state=state_of(low, high, at_least),
         evidence=evidence,
         seconds_s=taken.seconds,
-        share=taken.seconds / iteration_s,
+        share=share,
         share_interval=(low, high),
         predicted_s=predicted_s,
         basis="predicted" if predicted_s is None else "measured",

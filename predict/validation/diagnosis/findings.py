@@ -66,7 +66,7 @@ class Diagnosis(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
             is present.
         run: the directory that was held against; empty for none.
         sources, extrapolated, notes: of the prediction.
-        said: of the run, and what remedies could not be tried.
+        said: of the run, and what remedies could not be tried. remedies_tried: whether any were.
     """
 
     model: str
@@ -81,3 +81,4 @@ class Diagnosis(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
     extrapolated: tuple[str, ...] = ()
     notes: tuple[str, ...] = ()
     said: tuple[str, ...] = ()
+    remedies_tried: bool = False

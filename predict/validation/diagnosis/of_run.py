@@ -61,9 +61,9 @@ def options_of_run(run: Run, options: Mapping[str, Any], *, knows_input: bool) -
     """
     about = run.description
     if fused_by := about.settings.of(ExchangeOptions).fused_by:
-        raise UserError(f"the run used --fusion {fused_by}, and remedies are not tried with fusion: give --no-remedies")
+        raise UserError(f"the run used --fusion {fused_by}, and remedies are not tried with fusion")
     if about.input is not None:
-        raise UserError("the run read images, and remedies are not tried with images: give --no-remedies")
+        raise UserError("the run read images, and remedies are not tried with images")
     asked = {**options, "model": about.model, "strategy": about.strategy, "batch": str(about.settings.batch)}
     asked |= {"optimizer": about.optimizer, "dtype": about.dtype}
     asked |= {"backend": about.backend if about.ranks > 1 else None}

@@ -27,7 +27,7 @@ def print_diagnosis(diagnosis: Diagnosis, *, why: bool = False) -> None:
     there = [finding for finding in diagnosis.findings if finding.state in ("present", "possible")]
     if not there:
         console.print(f"No limitation takes {diagnosis.at_least:.0%} of the iteration or more.", highlight=False)
-    remedies = (line for finding in there for line in _remedies(finding))
+    remedies = (line for finding in there if diagnosis.remedies_tried for line in _remedies(finding))
     rests = confidence_in([(diagnosis.strategy, diagnosis)]).lines(why=why)
     for line in (*remedies, *diagnosis.said, *rests):
         console.print(line, highlight=False)

@@ -81,7 +81,8 @@ def with_remedies(
         msgspec.structs.replace(finding, remedies=_best(finding, case, tried)) if finding in wanted else finding
         for finding in diagnosis.findings
     )
-    return msgspec.structs.replace(diagnosis, findings=findings, said=(*diagnosis.said, *refused))
+    said = (*diagnosis.said, *refused)
+    return msgspec.structs.replace(diagnosis, findings=findings, said=said, remedies_tried=True)
 
 
 def _tried(
@@ -230,6 +231,6 @@ def _helps(name: str, case: Case, other: Case) -> bool:
     if name in (of.RANKS, of.CONGESTION, of.MEMORY_STALLS):
         return name == of.RANKS and other.prediction.strategy != case.prediction.strategy
     before, after = case.seconds.get(name), other.seconds.get(name)
-    if before is None:
+    if before is None or before.seconds <= 0:
         return False
     return after is None or after.seconds / more <= _LESS * before.seconds

@@ -50,7 +50,6 @@ class Content:
     validation: Report | None = None
     run: str | None = None
     left_out: tuple[str, ...] = ()
-    remedies_tried: bool = True
 
     @property
     def prediction(self) -> Prediction:

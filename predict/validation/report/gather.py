@@ -130,7 +130,6 @@ def _about(options: Options, costs: CostModel, case: Case) -> dict[str, Any]:
         "profile": read_profile(options["profile"]),
         "case": case,
         "timeline": predict_timeline(costs, case.point).timeline,
-        "remedies_tried": options["remedies"],
     }
 
 

@@ -17,7 +17,7 @@ def section(content: Content) -> Section:
     if not there:
         lines.append(f"Nothing takes {diagnosis.at_least:.0%} of it or more.")
     helpless = [finding.limitation.name for finding in there if not finding.remedies]
-    if helpless and content.remedies_tried:
+    if helpless and diagnosis.remedies_tried:
         lines.append(f"None of the changes that were tried helps against {', '.join(helpless)}.")
     tables = {"All limitations": _table(diagnosis.findings)}
     if any(finding.remedies for finding in there):
