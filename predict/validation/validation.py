@@ -20,6 +20,7 @@ from predict.costs.compute.layer_source import MEASURED_FIRST, LayersFrom
 from predict.costs.files import read_cluster
 from predict.prediction.interval import WORST_OVERLAP
 from predict.prediction.prediction import Prediction
+from predict.validation.diagnosis.of_validation import limitations_of
 from predict.validation.memory_validation import memory_pair
 from predict.validation.ranks.activity import Activity
 from predict.validation.ranks.calls import Calls
@@ -72,16 +73,13 @@ def validate_runs(
         UserError: no usable run, a run of a model that the profile lacks, or of another environment without ``force``.
     """
     profile = profile or read_profile(profile_path)
-    paths = list(dict.fromkeys(paths))
-    unfit = runs_that_did_not_fit(paths)
-    without_times = {run.path for run in unfit if not has_iterations(run.path)}
-    comparable = [path for path in paths if path not in without_times]
-    runs, notes = read_runs(comparable) if comparable or not unfit else ((), ())
+    runs, unfit, notes = _read(list(dict.fromkeys(paths)))
     predictors = RunPredictors(profile, profile_path, read_cluster(cluster_path) if cluster_path else None, layers_from)
     differences = list(dict.fromkeys(line for run in (*runs, *unfit) for line in predictors.differences(run)))
     if differences and not force:
         raise _of_another_environment(differences, profile_path)
     of_ranks = {run.path: (predictors.activity(run), predictors.calls(run)) for run in runs}
+    limits = {run.path: limitations_of(run, predictors) for run in runs}
     pairs = tuple(
         _pair(run, runs, profile, predictors.predict(run, evaluator), *of_ranks[run.path])
         for names in IN_ORDER_OF_PAIRS
@@ -107,14 +105,25 @@ def validate_runs(
             *_compared_before(profile, runs),
             *(f"compared by force: {line}" for line in differences),
             *_shared("no activity error", ((why, path) for path, (why, _) in of_ranks.items() if isinstance(why, str))),
+            *_shared("no diagnosis", ((why, path) for path, why in limits.items() if isinstance(why, str))),
         ),
         did_not_fit=tuple(_unfit(run, predictors.predict(run, PREDICTOR)) for run in unfit),
         repeated=repeated_of(pairs),
         scaling_factors=scaling_factors(runs, pairs),
         serial_runs_wanted=serial_runs_wanted(runs, lambda run: predictors.predict(run, PREDICTOR)),
         not_applicable=_not_applicable(runs, predictors),
+        limitations=tuple(row for rows in limits.values() if not isinstance(rows, str) for row in rows),
         busy_hosts=tuple(busy_lines((*profile.host_loads, *((str(run.path), read_load(run.path)) for run in runs)))),
     )
+
+
+def _read(paths: Sequence[Path]) -> tuple[tuple[Run, ...], tuple[Run, ...], tuple[str, ...]]:
+    """Runs with times, those that memory ended, which may be among them, and lines on what to know of each."""
+    unfit = runs_that_did_not_fit(paths)
+    without_times = {run.path for run in unfit if not has_iterations(run.path)}
+    comparable = [path for path in paths if path not in without_times]
+    runs, notes = read_runs(comparable) if comparable or not unfit else ((), ())
+    return runs, unfit, notes
 
 
 def _not_applicable(runs: Sequence[Run], predictors: RunPredictors) -> tuple[str, ...]:

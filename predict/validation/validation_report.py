@@ -244,6 +244,28 @@ class Unfit(msgspec.Struct, frozen=True, kw_only=True):
     predicted_bytes: int
 
 
+class RunLimitation(msgspec.Struct, frozen=True, kw_only=True):
+    """A limitation or bottleneck of a run that is present or possible, as ``predict diagnose`` says it.
+
+    Attributes:
+        share: of the measured iteration; of the peak for redundant memory, which has no interval.
+        evidence: what says so: measured, predicted, or both.
+    """
+
+    run: str
+    model: str
+    strategy: str
+    batch: int
+    limitation: str
+    category: str
+    comes_of: str
+    phases: tuple[str, ...]
+    state: str
+    share: float | None
+    share_interval: tuple[float, float] | None
+    evidence: str
+
+
 class Report(msgspec.Struct, frozen=True, kw_only=True):
     """What ``report.json`` holds.
 
@@ -257,6 +279,7 @@ class Report(msgspec.Struct, frozen=True, kw_only=True):
             lines, with the command that measures it.
         not_applicable: evaluators that have nothing to say on some strategies, in lines.
         busy_hosts: in a line, which measurements of the profile and which runs a busy host slowed.
+        limitations: of every run, those that take most first.
     """
 
     profile: str
@@ -273,3 +296,4 @@ class Report(msgspec.Struct, frozen=True, kw_only=True):
     serial_runs_wanted: tuple[str, ...] = ()
     not_applicable: tuple[str, ...] = ()
     busy_hosts: tuple[str, ...] = ()
+    limitations: tuple[RunLimitation, ...] = ()

@@ -11,6 +11,8 @@ from typing import Literal
 
 import msgspec
 
+AT_LEAST = 0.05
+"""Share of an iteration from which on a limitation is present unless told, as ``predict diagnose`` takes it."""
 Category = Literal["communication", "memory", "computation", "scaling", "input"]
 
 

@@ -26,6 +26,7 @@ from predict.search.search import Answer, search
 from predict.timeline.timeline_run import predict_timeline
 from predict.validation.diagnosis.against_run import held_against
 from predict.validation.diagnosis.diagnosis import Case, Diagnostician
+from predict.validation.diagnosis.limitations import AT_LEAST
 from predict.validation.diagnosis.of_run import options_of_run, read_run_to_diagnose
 from predict.validation.diagnosis.remedies import UNSET, options_found, with_remedies
 from predict.validation.report.content import Content, Scaling
@@ -33,8 +34,6 @@ from predict.validation.validation import validate_runs
 from predict.validation.validation_report import PREDICTOR, Report, pairs_of
 from predict.workload import Configuration
 
-AT_LEAST = 0.05
-"""Share of an iteration from which on a limitation is present, as ``predict diagnose`` takes it."""
 KNEE = 0.8
 """Of the efficiency at the fewest ranks, as ``predict`` takes it."""
 _TIMES_THE_RANKS = (1 / 8, 1 / 4, 1 / 2, 1, 2, 4, 8)

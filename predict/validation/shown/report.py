@@ -129,6 +129,7 @@ def markdown(report: Report) -> str:
         "",
         *markdown_table(_phases(report)),
         "",
+        *_markdown_limitations(report),
         *markdown_activity(report),
         *markdown_calls(report),
     ]
@@ -169,6 +170,34 @@ def _markdown_scaling(report: Report) -> list[str]:
         " exists), and predicted by each evaluator.",
         "",
         *markdown_table(_scaling(report)),
+        "",
+    ]
+
+
+def _markdown_limitations(report: Report) -> list[str]:
+    if not report.limitations:
+        return []
+    rows = [
+        [
+            one.run,
+            f"{one.model} {one.strategy} {one.batch}",
+            one.limitation,
+            one.category,
+            one.comes_of,
+            one.state,
+            "" if one.share is None else f"{one.share:.1%}",
+            " to ".join(f"{end:.1%}" for end in one.share_interval or ()),
+            one.evidence,
+        ]
+        for one in report.limitations
+    ]
+    titles = ("run", "of", "limitation or bottleneck", "category", "comes of", "state", "share", "90%", "evidence")
+    return [
+        "## What limits the runs",
+        "",
+        "Shares of the measured iteration, as `predict diagnose --run` says them. It also says what would help.",
+        "",
+        *markdown_table(Table(titles, rows)),
         "",
     ]
 

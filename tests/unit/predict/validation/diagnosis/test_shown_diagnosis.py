@@ -8,11 +8,13 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner
 from network_factory import small_cnn
-from profile_factory import layer_times, make_profile, ring_fit, write_training_run
+from profile_factory import layer_times, make_network, make_profile, ring_fit, write_training_run
 
-from calibrate.profile.profile import Profile
+from calibrate.profile.profile import Profile, write_profile
 from paradl_bench.core.files.storage import encode_pretty
 from predict.cli import group
+from predict.validation.shown.report import markdown
+from predict.validation.validation import validate_runs
 
 
 def test_one_line_says_what_a_diagnosis_rests_on(tmp_path: Path) -> None:
@@ -68,3 +70,18 @@ def test_nothing_helps_against_what_takes_nothing(tmp_path: Path) -> None:
     (row,) = [row for row in diagnosis["findings"] if row["limitation"]["name"] == "redundant computation"]
     assert (row["state"], row["seconds_s"], row["remedies"]) == ("possible", pytest.approx(0), [])
     assert all(max(row["share_interval"]) <= 1 for row in diagnosis["findings"] if row["share_interval"])
+
+
+def test_validation_lists_what_limits_each_run(tmp_path: Path) -> None:
+    write_profile(tmp_path / "p.json", make_profile())
+    rows = [[(0.02, 0.04, 0.05, 1e-3)] * 6] * 2
+    runs = [write_training_run(tmp_path / name, make_network(), phases_s=rows) for name in ("one", "two")]
+    report = validate_runs(tmp_path / "p.json", runs, cluster_path=None, force=True)
+    (alone,) = json.loads(shown(tmp_path, make_profile(), "--run", str(runs[1]), "--no-remedies", "--json", "--force"))
+    said = [row for row in alone["findings"] if row["state"] in ("present", "possible")]
+    listed = [row for row in report.limitations if row.run == str(runs[1])]
+    assert [(row.limitation, row.state, row.share) for row in listed] == [
+        (row["limitation"]["name"], row["state"], row["share"]) for row in said
+    ]
+    assert listed[0].limitation == "gradient exchange"
+    assert f"| {runs[0]} | chain d2 16 | gradient exchange | communication | strategy | present |" in markdown(report)
