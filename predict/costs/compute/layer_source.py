@@ -96,8 +96,8 @@ def _asked(models: Iterable[KernelModel], layers: LayersFrom) -> tuple[KernelMod
     if models and not asked_for:
         held = sorted({regressor_name for model in models for regressor_name in held_regressors(model)})
         raise UserError(
-            f"{layers.asked}: no kernel of the profile has that regressor, only {', '.join(held)}; calibrate fit"
-            " keeps it where torch is installed or a trial chose it"
+            f"{layers.asked}: no kernel of the profile has that regressor, only {', '.join(held)}; of a kind of which"
+            " enough kernels were swept, calibrate fit keeps trees, mlp if torch is installed, and what a trial chose"
         )
     return asked_for
 
