@@ -365,18 +365,19 @@ class CommunicationCosts:
         """The collective whose measurements price this one: a reduce that was not measured goes as a broadcast.
 
         That is a reduce the other way round where both are trees. gloo's is none: it scatters sums and gathers them.
-        A broadcast that nobody published goes as an all-reduce.
+        A broadcast that nobody published goes as an all-reduce, and so does a reduce that would go as a broadcast.
         """
-        if work.operation == "broadcast" and self._stands_for_broadcast:
-            text = "no broadcast was published: it is taken as an all-reduce, which moves at least as many bytes"
-            return msgspec.structs.replace(work, operation="all_reduce"), (Remark(text, True),)
-        if work.operation != "reduce" or any(operation == "reduce" for operation, _ in self._fits):
+        lacks_reduce = work.operation == "reduce" and all(operation != "reduce" for operation, _ in self._fits)
+        if not lacks_reduce and (work.operation != "broadcast" or not self._stands_for_broadcast):
             return work, ()
-        text = (
-            "reduce was not measured: it is taken as a broadcast, without the time of its sums; measure it:"
-            " paradl-bench collectives --ops"
-        )
-        return msgspec.structs.replace(work, operation="broadcast"), (Remark(f"{text} reduce", True),)
+        if self._stands_for_broadcast:
+            text = (
+                f"no {work.operation} was published: it is taken as an all-reduce, which moves at least as many bytes"
+            )
+            return msgspec.structs.replace(work, operation="all_reduce"), (Remark(text, True),)
+        lacks = "reduce was not measured: it is taken as a broadcast, without the time of its sums; measure it:"
+        text = f"{lacks} paradl-bench collectives --ops reduce"
+        return msgspec.structs.replace(work, operation="broadcast"), (Remark(text, True),)
 
     @property
     def _stands_for_broadcast(self) -> bool:

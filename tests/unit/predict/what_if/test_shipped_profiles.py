@@ -68,6 +68,15 @@ def test_more_ranks_of_weak_scaling_are_no_faster(predict: Caller, name: str) ->
     assert any("published, not measured here: sweeps of" in note for note in answers[0]["notes"])  # type: ignore[attr-defined]
 
 
+def test_leaders_exchange_by_published_all_reduces(predict: Caller) -> None:
+    """Nobody published a reduce to the leaders, nor a broadcast from them."""
+    options = ("--from-profile", "h100-sxm", "--model", "gpt2", "--strategy", "d16", "--batch", "64", "--why")
+    done = predict.bare(*options, "--exchange", "leader")
+    assert done.code == 0, done.err
+    for operation in ("reduce", "broadcast"):
+        assert f"no {operation} was published: it is taken as an all-reduce" in done.out
+
+
 def test_lower_precision_and_a_newer_device_are_faster(predict: Caller) -> None:
     options = ("--strategy", "serial", "--batch", "8")
     (bf16,), (fp32,) = (asked(predict, "h100-sxm", *options, "--dtype", dtype) for dtype in ("bf16", "fp32"))
