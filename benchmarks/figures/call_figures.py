@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import numpy as np
-from timed_calls import EXCHANGED, TimedRun
+from timed_calls import CONGESTED, EXCHANGED, PLANNED_FUSIONS, QUIET, TimedRun
 
 from paradl_bench.core.files.storage import read_json
 from paradl_bench.core.statistics import Floats, grouped
@@ -54,7 +54,8 @@ def _draw_transfers(axes: Axes, run: TimedRun) -> None:
     total = sum(len(call.transfers_s) for call in run.calls)
     axes.set_xscale("log")
     axes.set_yscale("log")
-    axes.set_title(f"{run.model} {run.strategy}: {outliers} of {total} calls are outliers", fontsize=10)
+    named = run.name.removeprefix("train-").replace("-", " ")
+    axes.set_title(f"{named}: {outliers} of {total} calls are outliers", fontsize=10)
     axes.set_ylabel("transfer [ms]")
 
 
@@ -134,9 +135,11 @@ def draw_calls(runs: Sequence[TimedRun], output: Path) -> None:
     """The pictures of calls, each of the runs that are there."""
     single = chosen(runs, "train-resnet18-d2-none", "train-resnet18-f2", "train-cosmoflow-s2")
     draw_outliers(single, str(output / "figure-6-outliers.png"))
+    if uplink := chosen(runs, *(f"train-resnet18-d2-{name}" for name in (QUIET, CONGESTED))):
+        draw_outliers(uplink, str(output / "figure-6-congestion.png"))
     if shared := chosen(runs, "train-resnet18-f2", "train-resnet18-c2"):
         draw_compute(shared, str(output / "figure-8-split-and-concatenation.png"))
     ddp = chosen(runs, *(f"train-{model}-d2-ddp" for model in EXCHANGED))
     draw_communication(ddp, str(output / "osf-figure-5-ranks.png"), by_rank=True)
-    merged = (f"train-{model}-d2-{name}" for model in EXCHANGED for name in ("none", "buffer", "ddp"))
+    merged = (f"train-{model}-d2-{name}" for model in EXCHANGED for name in ("none", "buffer", *PLANNED_FUSIONS, "ddp"))
     draw_communication(chosen(runs, *merged), str(output / "osf-figure-7-fusion.png"), by_rank=False)

@@ -10,6 +10,7 @@ Of runs whose calls were timed one by one (`timed_calls.py`); four ranks share t
 `figure-4-cosmoflow.png`: the first, of CosmoFlow by spatial and by data and spatial parallelism.
 `figure-5-scaling.png`: samples a second of these, with the gain of data and spatial over spatial parallelism.
 `figure-6-outliers.png`: single transfers by the size of their message.
+`figure-6-congestion.png`: the same over a link of 1 Gbit/s, without and with foreign traffic.
 `figure-8-split-and-concatenation.png`: what filter and channel parallelism compute, in parts.
 `osf-figure-5-ranks.png`, `osf-figure-7-fusion.png`: what communication of gradients is made of, on each rank, and by
 how gradients are merged.

@@ -2,34 +2,40 @@
 
     python benchmarks/figures/timed_calls.py -o DIR
 
-Small runs on two ranks, and on four that share two cores: data parallelism of two models by DDP's buckets and by merged
-gradients; filter and channel parallelism of one; CosmoFlow by spatial and by data and spatial parallelism, at the same
-samples a replica. Layers, shards and collectives are measured before; one profile predicts all runs.
+Small runs on two ranks, and on four that share two cores: data parallelism of two models by DDP's buckets, and by
+gradients merged by each of OSF's rules; filter and channel parallelism of one; CosmoFlow by spatial and by data and
+spatial parallelism, at the same samples a replica. Layers, shards and collectives are measured before; one profile
+predicts all runs. Below `uplink/`, two emulated nodes train over a link of 1 Gbit/s, without and with foreign traffic.
 
 `calls.json` holds the single waits and transfers of every run, what its ranks spent, and the seconds of its layers by
-kind. `report/` is `predict validate`'s. An interrupted benchmark goes on when called again.
+kind. `report/` is `predict validate`'s. An interrupted benchmark goes on when called again. Needs the right to make
+network namespaces.
 """
 
 from __future__ import annotations
 
 import argparse
+import subprocess
 import sys
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 
 import msgspec
 import numpy as np
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "accuracy"))
+sys.path.insert(0, str(Path(__file__).parents[1] / "diagnosis"))
 
-from repetitions import validate
+from diagnosis_disturbances import disturbed
+from repetitions import Command, run, validate
 
 from calibrate.profile.profile import Profile, read_profile
 from paradl_bench.core.files.storage import write_bytes_atomically
 from paradl_bench.records.hosts.host_clocks import HostClocks
 from paradl_bench.records.hosts.host_record import read_host_records
-from paradl_bench.records.measurement import read_records
+from paradl_bench.records.measurement import is_complete, read_records
 from paradl_bench.records.training.call_times import RankSpent, call_times, spent_by_rank
 from paradl_bench.records.training.training_record import (
     RUN_NAME,
@@ -51,6 +57,11 @@ FUSIONS: Mapping[str, Sequence[str]] = {
     "none": ("--fusion", "none"),
     "buffer": ("--fusion", "buffer", "--fusion-buffer", "4MiB"),
 }
+PLANNED_FUSIONS = ("ada", "mg-wfbp")
+"""Rules that need costs: ``predict`` writes their messages from what was measured before."""
+UPLINK = ("--nodes", "2", "--link-bandwidth", "1Gbit/s")
+QUIET, CONGESTED = "quiet", "congested"
+"""Runs over the uplink, without and with foreign traffic."""
 ITERATIONS = 20
 """Timed in a run; the calls of half of them."""
 _DIGITS = 6
@@ -89,43 +100,94 @@ class TimedRun(msgspec.Struct, frozen=True, kw_only=True):
     calls: tuple[Samples, ...]
 
 
-def commands(output: Path, repetition: int) -> Iterator[tuple[list[str], Path]]:
+def _layers(base: Path, models: str, shape: str, batch: str, ranks: int, shards: str = "") -> Command:
+    split = ["--shards", shards] if shards else []
+    options = f"--batch {batch} --ranks-on-host {ranks} --input-shape {shape} --isolated none --blocks 2"
+    directory = base / f"layers-{models.partition(',')[0]}-{batch}-{ranks}"
+    return ["layers", models, *options.split(), "--iterations", "3", *split], directory
+
+
+def _train(base: Path, model: str, shape: str, strategy: str, batch: int, *more: str, name: str = "") -> Command:
+    options = f"--strategy {strategy} --batch {batch} --input-shape {shape} --iterations {ITERATIONS} --warmup 3"
+    timed = [] if strategy == "serial" else ["--time-collectives"]
+    directory = base / f"train-{model}-{strategy}{name and '-'}{name}"
+    return ["train", model, *options.split(), *timed, "--no-verify", *more], directory
+
+
+def _sweep(base: Path, ranks: int, operations: str, *more: str) -> Command:
+    options = f"--ranks {ranks} --backend gloo --ops {operations} --sizes 1K:64M:16 --blocks 2"
+    return ["collectives", *options.split(), *more], base / f"collectives-{ranks}"
+
+
+def commands(output: Path, repetition: int) -> Iterator[Command]:
     """(arguments, directory) of one repetition: what predictions need, and the runs."""
-    base = output / f"r{repetition}"
-
-    def layers(models: str, shape: str, batch: str, ranks: int, shards: str = "") -> tuple[list[str], Path]:
-        split = ["--shards", shards] if shards else []
-        options = f"--batch {batch} --ranks-on-host {ranks} --input-shape {shape} --isolated none --blocks 2"
-        directory = base / f"layers-{models.partition(',')[0]}-{batch}-{ranks}"
-        return ["layers", models, *options.split(), "--iterations", "3", *split], directory
-
-    def train(model: str, shape: str, strategy: str, batch: int, *more: str, name: str = "") -> tuple[list[str], Path]:
-        options = f"--strategy {strategy} --batch {batch} --input-shape {shape} --iterations {ITERATIONS} --warmup 3"
-        timed = [] if strategy == "serial" else ["--time-collectives"]
-        directory = base / f"train-{model}-{strategy}{name and '-'}{name}"
-        return ["train", model, *options.split(), *timed, "--no-verify", *more], directory
-
-    def sweep(ranks: int, operations: str, contexts: str) -> tuple[list[str], Path]:
-        options = f"--ranks {ranks} --backend gloo --ops {operations} --sizes 1K:64M:16 --blocks 2"
-        return ["collectives", *options.split(), "--contexts", contexts], base / f"collectives-{ranks}"
-
-    yield layers("cosmoflow", VOLUMES, "2", 1)
-    yield layers("cosmoflow", VOLUMES, "2", 2, "s2")
-    yield layers("cosmoflow", VOLUMES, "2", 4, "s2")
-    yield train("cosmoflow", VOLUMES, "serial", 2)
-    yield train("cosmoflow", VOLUMES, "s2", 2)
-    yield train("cosmoflow", VOLUMES, "d2s2", 4)
-    yield layers(",".join(EXCHANGED), IMAGES, "4", 2)
+    base, operations = output / f"r{repetition}", "all_reduce,broadcast,all_gather,exchange"
+    yield _layers(base, "cosmoflow", VOLUMES, "2", 1)
+    yield _layers(base, "cosmoflow", VOLUMES, "2", 2, "s2")
+    yield _layers(base, "cosmoflow", VOLUMES, "2", 4, "s2")
+    yield _train(base, "cosmoflow", VOLUMES, "serial", 2)
+    yield _train(base, "cosmoflow", VOLUMES, "s2", 2)
+    yield _train(base, "cosmoflow", VOLUMES, "d2s2", 4)
+    yield _sweep(base, 2, operations, "--contexts", "after-compute,with-compute")
+    yield _layers(base, ",".join(EXCHANGED), IMAGES, "4", 2)
     for model in EXCHANGED:
         for name, merged in FUSIONS.items():
-            yield train(model, IMAGES, "d2", 8, *merged, name=name)
-    yield layers("resnet18", IMAGES, "8", 1)
-    yield layers("resnet18", IMAGES, "8", 2, "f2,c2")
-    yield train("resnet18", IMAGES, "serial", 8)
+            yield _train(base, model, IMAGES, "d2", 8, *merged, name=name)
+        for rule in PLANNED_FUSIONS:
+            messages = str(base / f"messages-{model}-{rule}.json")
+            yield _train(base, model, IMAGES, "d2", 8, "--fusion", messages, name=rule)
+    yield _layers(base, "resnet18", IMAGES, "8", 1)
+    yield _layers(base, "resnet18", IMAGES, "8", 2, "f2,c2")
+    yield _train(base, "resnet18", IMAGES, "serial", 8)
     for strategy in ("f2", "c2"):
-        yield train("resnet18", IMAGES, strategy, 8)
-    yield sweep(2, "all_reduce,broadcast,all_gather,exchange", "after-compute,with-compute")
-    yield sweep(4, "all_reduce,broadcast,all_gather,exchange", "after-compute")
+        yield _train(base, "resnet18", IMAGES, strategy, 8)
+    yield _sweep(base, 4, operations, "--contexts", "after-compute")
+
+
+def uplink_commands(output: Path, repetition: int) -> Iterator[Command]:
+    """Likewise, of data parallelism over a link between two emulated nodes."""
+    base = output / f"r{repetition}"
+    yield _layers(base, "resnet18", IMAGES, "4", 2)
+    yield _sweep(base, 2, "all_reduce,broadcast", *UPLINK)
+    for name in (QUIET, CONGESTED):
+        yield _train(base, "resnet18", IMAGES, "d2", 8, *UPLINK, name=name)
+
+
+def measured(of: Callable[[Path, int], Iterator[Command]], output: Path, repetition: int) -> Iterator[Command]:
+    """Commands, behind what they need: planned messages, or traffic beside them."""
+    for arguments, directory in of(output, repetition):
+        if directory.name.endswith(PLANNED_FUSIONS):
+            plan_messages(arguments, directory.parent)
+        if directory.name.endswith(CONGESTED) and not is_complete(directory):
+            train_beside_traffic([*arguments, "-o", str(directory)])
+        yield arguments, directory
+
+
+def plan_messages(arguments: Sequence[str], base: Path) -> None:
+    """Write the messages that a run's ``--fusion`` names, from layers and sweeps of two ranks."""
+    messages, profile = Path(arguments[arguments.index("--fusion") + 1]), base / "planning.json"
+    if messages.exists():
+        return
+    if not profile.exists():
+        measurements = [base / f"layers-{EXCHANGED[0]}-4-2", base / "collectives-2"]
+        run("calibrate", ["fit", *map(str, measurements), "-o", str(profile)])
+    model, rule = arguments[1], next(rule for rule in PLANNED_FUSIONS if messages.stem.endswith(rule))
+    configuration = f"--from-profile {profile} --model {model} --strategy d2 --batch 8 --fusion {rule}"
+    run("predict", [*configuration.split(), "--fusion-out", str(messages)])
+
+
+def train_beside_traffic(arguments: Sequence[str]) -> None:
+    """Train while bursts of foreign traffic take the link.
+
+    Raises:
+        CalledProcessError: the run failed.
+    """
+    command = [sys.executable, "-m", "paradl_bench", *arguments]
+    print("$ paradl-bench", *arguments, "# beside it: traffic", flush=True)
+    with subprocess.Popen(command, stdout=subprocess.DEVNULL) as training, disturbed(training, "traffic"):
+        training.wait()
+    if training.returncode:
+        raise subprocess.CalledProcessError(training.returncode, command)
 
 
 def layers_by_kind(ledger: Ledger) -> dict[str, float]:
@@ -174,13 +236,12 @@ def timed_run(directory: Path, profile: Profile, profile_path: Path) -> TimedRun
     )
 
 
-def write_calls(output: Path) -> None:
-    """Write `calls.json` beside the profile and the runs."""
+def timed_runs(output: Path) -> list[TimedRun]:
+    """The runs below a directory whose calls were timed, by its profile."""
     path = output / "profile.json"
     profile = read_profile(path)
     runs = [timed_run(directory.parent, profile, path) for directory in sorted(output.glob(f"r*/train-*/{RUN_NAME}"))]
-    found = [run for run in runs if run is not None]
-    write_bytes_atomically(output / "calls.json", msgspec.json.encode(found) + b"\n")
+    return [run for run in runs if run is not None]
 
 
 def main() -> None:
@@ -188,8 +249,11 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("-o", "--output", type=Path, required=True)
     options = parser.parse_args()
-    validate(options.output, commands, repetitions=1)
-    write_calls(options.output)
+    found: list[TimedRun] = []
+    for output, of in ((options.output, commands), (options.output / "uplink", uplink_commands)):
+        validate(output, partial(measured, of), repetitions=1)
+        found += timed_runs(output)
+    write_bytes_atomically(options.output / "calls.json", msgspec.json.encode(found) + b"\n")
 
 
 if __name__ == "__main__":

@@ -12,7 +12,7 @@ pytest.importorskip("matplotlib")
 sys.path.insert(0, str(Path(__file__).parents[3] / "benchmarks" / "figures"))
 
 from call_figures import draw_calls, transfers_by_size
-from timed_calls import Samples, TimedRun, commands, layers_by_kind
+from timed_calls import Samples, TimedRun, commands, layers_by_kind, uplink_commands
 
 from paradl_bench.records.training.call_times import RankSpent
 from paradl_bench.records.training.training_record import CallTiming
@@ -39,9 +39,11 @@ def run_of(name: str) -> TimedRun:
 
 
 def test_every_picture_of_calls_is_drawn(tmp_path: Path) -> None:
-    names = [path.name for arguments, path in commands(tmp_path, 0) if arguments[0] == "train"]
+    every = (*commands(tmp_path, 0), *uplink_commands(tmp_path, 0))
+    names = [path.name for arguments, path in every if arguments[0] == "train"]
     draw_calls([run_of(name) for name in names], tmp_path)
     assert sorted(path.name for path in tmp_path.iterdir()) == [
+        "figure-6-congestion.png",
         "figure-6-outliers.png",
         "figure-8-split-and-concatenation.png",
         "osf-figure-5-ranks.png",
