@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import IO
 
 from paradl_bench.core.errors import ParadlError, UserError, WorkError
-from paradl_bench.core.interruption import Terminated
+from paradl_bench.core.interruption import Terminated, uninterrupted
 from paradl_bench.core.terminal.command_line import say
 from paradl_bench.core.terminal.printed import ending, plain_lines
 from paradl_bench.ranks.emulated_nodes.cluster import NODE_NAME, RECORD, EmulatedCluster
@@ -71,6 +71,14 @@ class _Started:
     stderr: IO[bytes]
     forwarded: int = 0
     muted: bool = False
+
+    def ended_with(self) -> int | None:
+        """Its exit code, None while it runs.
+
+        A signal waits: one that is raised inside of poll() can leave its lock held, and then wait() never returns.
+        """
+        with uninterrupted():
+            return self.process.poll()
 
     def stderr_from(self, start: int) -> bytes:
         """What was printed from byte ``start`` on; read without seeking, since the rank writes at the same offset."""
@@ -215,7 +223,7 @@ def _watch(
     blame_at: float | None = None
     while True:
         _forward(started[0])
-        codes = [item.process.poll() for item in started]
+        codes = [item.ended_with() for item in started]
         failed = [item for item, code in zip(started, codes, strict=True) if code]
         now = time.monotonic()
         if failed and blame_at is None:
@@ -301,7 +309,7 @@ def _failure(failed: list[_Started], ranks: int, kills_before: int) -> ParadlErr
 
 def _interrupt(started: list[_Started], number: signal.Signals) -> None:
     for item in started:
-        if item.process.poll() is None:
+        if item.ended_with() is None:
             item.process.send_signal(number)
     end = time.monotonic() + _TERMINATE_S
     for item in started:
@@ -311,7 +319,7 @@ def _interrupt(started: list[_Started], number: signal.Signals) -> None:
 
 def _kill(started: list[_Started]) -> None:
     for item in started:
-        if item.process.poll() is None:
+        if item.ended_with() is None:
             item.process.kill()
     for item in started:
         item.process.wait()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import signal
 import subprocess
 import sys
 import time
@@ -12,6 +13,7 @@ from pathlib import Path
 import pytest
 
 from paradl_bench.core.errors import UserError, WorkError
+from paradl_bench.core.interruption import Terminated, signals_raise
 from paradl_bench.ranks.environment import ALLOCATOR_VARIABLES
 from paradl_bench.ranks.launcher import check_ranks_fit, launch_ranks
 from paradl_bench.ranks.rank_place import RankPlace, check_backend, launcher_of_environment, ranks_of_node
@@ -244,6 +246,23 @@ def test_an_interrupt_is_passed_on_once_and_waited_for(tmp_path: Path) -> None:
     with pytest.raises(KeyboardInterrupt):
         launch(program)
     assert [(tmp_path / rank).read_text() for rank in "01"] == ["kept", "kept"]
+
+
+def test_a_signal_while_polling_leaves_ranks_that_end(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A handler that raises between poll's lock and its release would leave the launcher waiting for ever."""
+
+    def poll(process: subprocess.Popen[bytes]) -> int | None:
+        lock = process._waitpid_lock  # type: ignore[attr-defined]
+        lock.acquire()
+        if signal.getsignal(signal.SIGTERM) is not signal.SIG_IGN:
+            signal.raise_signal(signal.SIGTERM)
+        lock.release()
+        return original(process)
+
+    original = subprocess.Popen.poll
+    monkeypatch.setattr(subprocess.Popen, "poll", poll)
+    with signals_raise(), pytest.raises(Terminated):
+        launch("import time; time.sleep(60)")
 
 
 def test_a_program_that_does_not_start_is_named() -> None:
