@@ -220,7 +220,7 @@ def COMMAND(  # noqa: N802
     """Train MODEL on synthetic data or images, and time forward, backward, exposed gradient exchange, weight update.
 
     Strategies: d data (z1d, z2d, z3d with a stage of ZeRO), s spatial (s2x2 over two dims), f filter, c channel,
-    t tensor, p pipeline parallelism, nested from the outermost.
+    t tensor, x context, e expert, p pipeline parallelism, nested from the outermost.
 
     Every collective and message that is issued is recorded and compared with the plan that predictions read. An
     interrupted run goes on when the same command is given again.
