@@ -51,7 +51,7 @@ def _draw_transfers(axes: Axes, run: TimedRun) -> None:
     medians = [_MS * median_s for _, median_s, _, _ in of_sizes]
     axes.plot([size for size, *_ in of_sizes], medians, "k_", markersize=11, label="median of an operation and size")
     axes.plot([], [], ".", color=COLOURS[1], label=f"over {_OUTLIER:g} times it")
-    total = sum(len(call.transfers_s) for call in run.calls)
+    total = sum(len(call.transfers_us) for call in run.calls)
     axes.set_xscale("log")
     axes.set_yscale("log")
     named = run.name.removeprefix("train-").replace("-", " ")
@@ -65,7 +65,7 @@ def transfers_by_size(run: TimedRun) -> list[tuple[int, float, Floats, Floats]]:
     found = []
     for (message_bytes, _), calls in sorted(alike.items()):
         # A transfer that was over before all ranks had come took no time that could be drawn.
-        seconds = np.maximum(np.concatenate([call.transfers_s for call in calls]), _SHORTEST_S)
+        seconds = np.maximum(1e-6 * np.concatenate([call.transfers_us for call in calls]), _SHORTEST_S)
         median_s = float(np.median(seconds))
         far = seconds > _OUTLIER * median_s
         found.append((message_bytes, median_s, seconds[~far], seconds[far]))
@@ -73,13 +73,12 @@ def transfers_by_size(run: TimedRun) -> list[tuple[int, float, Floats, Floats]]:
 
 
 def draw_compute(runs: Sequence[TimedRun], target: str) -> None:
-    """Forward and backward apart: convolutions, other layers, and what splitting and concatenating adds."""
+    """Measured forward and backward in parts. Convolutions are the rest: their own measurement holds the copies too."""
     stacks: list[Stack] = []
     for run in runs:
-        convolutions = sum(seconds for kind, seconds in run.layers_s.items() if kind.startswith("conv"))
-        others = sum(run.layers_s.values()) - convolutions
-        beyond = max(run.compute_s - convolutions - others, 0.0)
-        parts = {"convolutions": convolutions, "other layers": others, "split and concatenation": beyond}
+        others = sum(seconds for kind, seconds in run.layers_s.items() if not kind.startswith("conv"))
+        convolutions = max(run.compute_s - others - run.copies_s, 0.0)
+        parts = {"convolutions": convolutions, "other layers": others, "split and concatenation": run.copies_s}
         stacks.append((f"{run.model}\n{run.strategy}", {name: _MS * seconds for name, seconds in parts.items()}))
     _draw_stacks(stacks, target, "forward and backward of a rank [ms]", title="compute of filter and channel")
 

@@ -36,7 +36,7 @@ SOURCES = (
     RESULTS / "2026-11-21-ffbe79c" / "accuracy" / "pairs.csv",
 )
 """Strategies that share layers out, and pipelines; then data parallelism."""
-TIMED_CALLS = RESULTS / "2026-11-25-f87ebe98-collectives"
+TIMED_CALLS = RESULTS / "2026-11-30-75521010-calls"
 
 
 def read_rows(path: Path) -> list[Row]:

@@ -47,7 +47,7 @@ from paradl_bench.records.training.training_record import (
 from paradl_bench.strategies.exchange.options import ExchangeOptions
 from predict.ledger.ledger import Ledger
 from predict.validation.run_predictors import RunPredictors
-from predict.validation.runs import read_runs
+from predict.validation.runs import copies_of, read_runs
 
 IMAGES, VOLUMES = "3x64x64", "4x32x32x32"
 EXCHANGED = ("resnet18", "mobilenet_v2")
@@ -75,7 +75,7 @@ class Samples(msgspec.Struct, frozen=True, kw_only=True):
     message_bytes: int
     ranks: tuple[int, ...]
     wait_s: float
-    transfers_s: tuple[float, ...]
+    transfers_us: tuple[int, ...]
 
 
 class TimedRun(msgspec.Struct, frozen=True, kw_only=True):
@@ -84,7 +84,8 @@ class TimedRun(msgspec.Struct, frozen=True, kw_only=True):
     Attributes:
         fused_by: what merged its gradients; empty for DDP's buckets.
         compute_s: forward and backward of the mean rank, layer-wise communication left out.
-        layers_s: of these, what layers take that were timed without ranks that communicate, by kind.
+        copies_s: of these, what the run took to split tensors and to put them together.
+        layers_s: what layers take that were measured by themselves, these copies around them included, by kind.
     """
 
     name: str
@@ -94,6 +95,7 @@ class TimedRun(msgspec.Struct, frozen=True, kw_only=True):
     fused_by: str
     iteration_s: float
     compute_s: float
+    copies_s: float
     layers_s: dict[str, float]
     timing: CallTiming
     spent: tuple[RankSpent, ...]
@@ -208,7 +210,7 @@ def timed_run(directory: Path, profile: Profile, profile_path: Path) -> TimedRun
     if about.call_timing is None:
         return None
     ((run,), _) = read_runs([directory])
-    times = run.rank_times_s
+    times, copies = run.rank_times_s, copies_of(run)
     communicated = sum(
         sum(map(sum, (*record.fw_communication_s.values(), *record.bw_communication_s.values()))) for record in records
     ) / sum(len(record.iteration_s) for record in records)
@@ -220,6 +222,7 @@ def timed_run(directory: Path, profile: Profile, profile_path: Path) -> TimedRun
         fused_by=about.settings.of(ExchangeOptions).fused_by,
         iteration_s=run.median_s,
         compute_s=float(times[:, :, 1:3].sum(axis=2).mean()) - communicated,
+        copies_s=0.0 if copies is None else float(copies.mean()),
         layers_s=layers_by_kind(RunPredictors(profile, profile_path, None).ledger(run)),
         timing=about.call_timing,
         spent=spent_by_rank(records, clocks),
@@ -229,7 +232,7 @@ def timed_run(directory: Path, profile: Profile, profile_path: Path) -> TimedRun
                 message_bytes=call.key.message_bytes,
                 ranks=call.ranks,
                 wait_s=round(float(np.median(call.waits_s.mean(axis=0))), _DIGITS),
-                transfers_s=tuple(round(float(value), _DIGITS) for value in call.transfers_s),
+                transfers_us=tuple(round(1e6 * float(value)) for value in call.transfers_s),
             )
             for call in call_times(records, clocks)
         ),
