@@ -1,4 +1,4 @@
-"""The order in which the gradients of a module's parameters arrive.
+"""The order in which the gradients of a module's parameters arrive, and sums of gradients where branches meet.
 
 Tracing sees it on the meta device. Devices have kernels of their own for some layers: recurrent ones return all their
 gradients at once (oneDNN, cuDNN), in another order, which depends on the dtype too. So the order is seen again where
@@ -7,12 +7,15 @@ the module runs.
 
 from __future__ import annotations
 
-from typing import Any
+import weakref
+from typing import Any, Generic, TypeVar
 
 import msgspec
 import torch
 
 from paradl_bench.network.graph import ModelGraph
+
+Moment = TypeVar("Moment")
 
 
 class GradientOrder:
@@ -51,3 +54,25 @@ class GradientOrder:
         if seen == network.gradient_order or set(seen) != set(network.gradient_order):
             return network
         return msgspec.structs.replace(network, gradient_order=seen)
+
+
+class SumOfGradients(Generic[Moment]):
+    """A sum, as a dispatch mode sees it, that autograd makes in place where nobody else holds the first.
+
+    Under a dispatch mode, such as a tracker, it makes a third tensor. Whether somebody holds the first is
+    known when the next operation runs.
+
+    Attributes:
+        moment: memory while the third tensor is there.
+    """
+
+    def __init__(self, first: torch.Tensor) -> None:
+        storage = first.untyped_storage()
+        self._first = weakref.ref(storage)
+        self._dense = storage.nbytes() == first.numel() * first.element_size()
+        self.moment: Moment | None = None
+
+    @property
+    def in_place(self) -> bool:
+        """Whether autograd would have added in place."""
+        return self._dense and self._first() is None

@@ -21,6 +21,7 @@ from torch.utils.flop_counter import FlopCounterMode
 from paradl_bench.core.errors import UserError
 from paradl_bench.measure.tracing.batch_dependence import refuse_dependence
 from paradl_bench.measure.tracing.gradient_order import GradientOrder
+from paradl_bench.measure.tracing.kept_dtypes import with_kept_dtypes
 from paradl_bench.measure.tracing.layouts import laid_out_as_on_a_cpu
 from paradl_bench.measure.tracing.module_paths import RunningModule, following_modules
 from paradl_bench.measure.tracing.own_checkpoints import Repeats, reentrant_checkpoints_run_once
@@ -340,12 +341,12 @@ def _trace(model: LoadedModel, batch: int, device: str) -> ModelGraph:
         again = model.fresh(device)
         with GradientOrder(again.module) as order:
             again.loss(again.module(inputs), targets).backward()  # type: ignore[no-untyped-call]
-    fresh = model.fresh(device)
+    layers = held_by_variables(mode.finished(), mode.functions, model.fresh(device), (inputs, targets))
     return ModelGraph(
         name=model.name,
         input_shape=model.input_shape,
         input_dtype=model.input_dtype,
-        layers=held_by_variables(mode.finished(), mode.functions, fresh, (inputs, targets)),
+        layers=with_kept_dtypes(layers, mode.functions, model.fresh(device), inputs),
         gradient_order=order.completed,
         outputs=returned,
         **_held(module),

@@ -17,6 +17,7 @@ from torch.autograd.graph import saved_tensors_hooks
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_map_only
 
+from paradl_bench.measure.tracing.gradient_order import SumOfGradients
 from paradl_bench.measure.tracing.layouts import (
     FAILS_WITHOUT_VALUES,
     addresses_of,
@@ -25,7 +26,6 @@ from paradl_bench.measure.tracing.layouts import (
     storages_of,
     tensor_leaves,
 )
-from paradl_bench.measure.tracing.sum_of_gradients import SumOfGradients
 from paradl_bench.measure.tracing.traced_call import GradientLayout, TracedCall
 from paradl_bench.network.graph import BatchBytes, LayerMemory
 from paradl_bench.strategies.running.operations import output_of

@@ -30,7 +30,7 @@ from torch.utils._pytree import tree_leaves
 from torch.utils.weak import WeakIdKeyDictionary
 
 from paradl_bench.measure.execution.optimizers import own_optimizers
-from paradl_bench.measure.tracing.sum_of_gradients import SumOfGradients
+from paradl_bench.measure.tracing.gradient_order import SumOfGradients
 from paradl_bench.records.training.training_record import MemoryPeak
 from paradl_bench.strategies.running.unit_hooks import entering, hide_hooks, unseen
 

@@ -47,12 +47,12 @@ def _build(attributes: Mapping[str, Attribute]) -> Callable[[list[Any], list[Any
 
 
 def saves(layer: Layer) -> Saved:
-    """A fused kernel keeps what it reads and writes, and a number a row; with dropout a CPU runs the products apart.
+    """A fused kernel keeps what it reads and writes, and a sum a row; with dropout a CPU runs the products apart.
 
     It keeps query and key scaled, the value, the probabilities, and those that dropout left with its mask.
     """
     if not layer.attributes["dropout"]:
-        return Saved(inputs=True, output=True, elements=math.prod(layer.input_shapes[0][:-1]))
+        return Saved(inputs=True, output=True, sums=math.prod(layer.input_shapes[0][:-1]))
     query, key, value = layer.input_shapes[:3]
     pairs = math.prod(query[:-1]) * key[-2]
     return Saved(elements=math.prod(query) + math.prod(key) + math.prod(value) + 2 * pairs, mask=pairs)

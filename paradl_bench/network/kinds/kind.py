@@ -117,7 +117,7 @@ class Saved(NamedTuple):
         elements: of further tensors of the network's dtype, per sample.
         mask: elements of a mask, per sample: as wide as the dtype on a CPU, a byte each on a GPU.
         indices: of 8 bytes each, per sample.
-        statistics: elements whatever the batch.
+        statistics: elements whatever the batch. sums: elements of fp32 or wider, per sample.
     """
 
     inputs: bool = False
@@ -126,6 +126,7 @@ class Saved(NamedTuple):
     mask: int = 0
     indices: int = 0
     statistics: int = 0
+    sums: int = 0
 
 
 class Operands(NamedTuple):

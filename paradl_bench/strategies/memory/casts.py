@@ -30,6 +30,7 @@ class Casts:
         self._lower, self._kept_width = DTYPE_BYTES[computed_in(dtype)], DTYPE_BYTES[given_dtype(dtype)]
         self._shapes = {parameter.name: parameter.shape for parameter in network.parameters}
         self._copies: dict[str, Storage] = {}
+        self._by_model: dict[int, tuple[Storage, Storage]] = {}
 
     def run_width(self, i: int) -> int:
         """Bytes of an element of what a layer's operation makes."""
@@ -70,9 +71,21 @@ class Casts:
             return read, []
         as_read = list(read)
         for place in places:
-            as_read[place] = self._ledger.allocate(self.in_run_width(i, place, size_of(place)))
+            as_read[place] = self._converted(read[place], self.in_run_width(i, place, size_of(place)), width.by_model)
         self._ledger.mark()
         return as_read, [as_read[place] for place in places]
+
+    def _converted(self, storage: Storage, size: int, by_model: bool) -> Storage:
+        """What is made of a storage, or was and is still there if the model itself converts it."""
+        if not by_model:
+            return self._ledger.allocate(size)
+        earlier = self._by_model.get(id(storage))
+        if earlier is not None and earlier[1].holders and earlier[1].size == size:
+            return hold(earlier[1])
+        made = self._ledger.allocate(size)
+        # Holding on to the first keeps its id from being another's.
+        self._by_model[id(storage)] = storage, made
+        return made
 
     def parameters(self, i: int) -> list[Storage]:
         """Copies of a layer's parameters that its backward needs, each held for it."""

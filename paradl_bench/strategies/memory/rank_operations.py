@@ -281,6 +281,7 @@ class RankOperations:
             keeps.elements * self._samples * element_bytes
             + keeps.mask * self._samples * mask_bytes
             + keeps.indices * self._samples * _INDEX_BYTES
+            + keeps.sums * self._samples * max(element_bytes, _STATISTIC_BYTES)
             + keeps.statistics * _STATISTIC_BYTES
         )
 

@@ -13,7 +13,7 @@ ENOUGH_BYTES = 10e6
 
 
 @pytest.fixture
-def hold_prediction_to_track(monkeypatch: pytest.MonkeyPatch) -> Callable[[object, int], None]:
+def hold_prediction_to_track(monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
     """A function that holds the predicted peak of a network, on so many samples, to what torch's tracker sees."""
     torch = pytest.importorskip("torch")
 
@@ -29,7 +29,7 @@ def hold_prediction_to_track(monkeypatch: pytest.MonkeyPatch) -> Callable[[objec
         rank=0, ranks=1, local_rank=0, device=torch.device("cpu"), backend="none", launcher="own", core=None
     )
 
-    def hold(build: object, samples: int) -> None:
+    def hold(build: object, samples: int, dtype: str = "fp32") -> None:
         holder = types.ModuleType("watched_networks")
         holder.network = build  # type: ignore[attr-defined]
         monkeypatch.setitem(sys.modules, "watched_networks", holder)
@@ -39,6 +39,7 @@ def hold_prediction_to_track(monkeypatch: pytest.MonkeyPatch) -> Callable[[objec
             strategy=parse_strategy("serial"),
             batch=samples,
             device="cpu",
+            dtype=dtype,
         )
         model = load_model(request.model)
         network = trace_network(model)
@@ -46,7 +47,7 @@ def hold_prediction_to_track(monkeypatch: pytest.MonkeyPatch) -> Callable[[objec
         trainer.prepare(network)
         tracked = trainer.track_memory().tracked_bytes
         assert tracked > ENOUGH_BYTES
-        predicted = planned_memory(network, request.strategy, request.settings).peak_bytes
+        predicted = planned_memory(network, request.strategy, request.settings, dtype=dtype).peak_bytes
         assert predicted == pytest.approx(tracked, rel=TOLERANCE)
 
     return hold

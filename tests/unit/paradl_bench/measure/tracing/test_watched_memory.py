@@ -264,20 +264,24 @@ def test_the_peak_of_what_is_watched_is_predicted(name: str, hold_prediction_to_
     hold_prediction_to_track(NETWORKS[name], SAMPLES)
 
 
-def test_transposed_experts_keep_their_gradient_without_a_copy(hold_prediction_to_track: Callable[..., None]) -> None:
+def language_model(family: str, tokens: int, **sizes: int) -> nn.Module:
     pytest.importorskip("transformers", reason="transformers is not installed: pip install -e '.[bench,test]'")
     from paradl_bench.network.models.language_models import build_language_model
 
-    sizes = {"vocab_size": 64, "hidden_size": 128, "intermediate_size": 256, "num_hidden_layers": 2}
     heads = {"num_attention_heads": 4, "num_key_value_heads": 2}
-    experts = {"num_local_experts": 8, "num_experts_per_tok": 2}
+    model = build_language_model(family, tied=False, vocab_size=64, hidden_size=128, **heads, **sizes)
+    model.input_shape = (tokens,)  # type: ignore[assignment]
+    return model
 
-    def network() -> nn.Module:
-        model = build_language_model("mixtral", tied=False, **sizes, **heads, **experts)
-        model.input_shape = (16,)  # type: ignore[assignment]
-        return model
 
-    hold_prediction_to_track(network, 2)
+def test_transposed_experts_keep_their_gradient_without_a_copy(hold_prediction_to_track: Callable[..., None]) -> None:
+    sizes = {"intermediate_size": 256, "num_hidden_layers": 2, "num_local_experts": 8, "num_experts_per_tok": 2}
+    hold_prediction_to_track(lambda: language_model("mixtral", 16, **sizes), 2)
+
+
+def test_norms_of_a_model_in_bf16_hold_what_they_convert(hold_prediction_to_track: Callable[..., None]) -> None:
+    sizes = {"intermediate_size": 64, "num_hidden_layers": 3}
+    hold_prediction_to_track(lambda: language_model("llama", 64, **sizes), 48, "bf16-weights")
 
 
 def traced(between: nn.Module) -> ModelGraph:

@@ -1,0 +1,77 @@
+"""Layers that compute in fp32 by the model's own words, as norms do whatever the model is in.
+
+A trace in fp32 sees that ``x.to(dtype)`` did nothing, and not whether fp32 or the dtype of another tensor was meant. So
+forward runs once more with weights and input in bf16, and products in bf16 as under autocast: what is fp32 then is so
+by intent.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import msgspec
+import torch
+from torch.overrides import TorchFunctionMode
+from torch.utils._pytree import tree_map_only
+
+from paradl_bench.measure.tracing.layouts import FAILS_WITHOUT_VALUES, tensor_leaves
+from paradl_bench.network.graph import RETURNS_INPUT, Layer
+from paradl_bench.network.kinds.autocast import KEEPS_FP32
+from paradl_bench.network.kinds.kind import kind_of_function
+from paradl_bench.network.models.catalog import LoadedModel
+from paradl_bench.strategies.running.operations import function_name, is_operation, output_of, shaped
+
+
+class _Dtypes(TorchFunctionMode):
+    """Notes the name of each operation, and the dtype of what it returned first."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.made: list[tuple[str, torch.dtype]] = []
+        self._kinds = kind_of_function()
+
+    def __torch_function__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        name, kwargs = function_name(function)[0], kwargs or {}
+        kind = self._kinds.get(name)
+        if kind is not None and kind.autocast({"function": name}, "cpu") == "lower":
+            args, kwargs = tree_map_only(torch.Tensor, _lowered, (args, kwargs))
+        result = shaped(function)(*args, **kwargs)
+        if is_operation(function, result):
+            first = tensor_leaves(output_of(function, args, result))[0]
+            self.made.append((name, first.dtype))
+        return result
+
+
+def _lowered(tensor: torch.Tensor) -> torch.Tensor:
+    return tensor.to(torch.bfloat16) if tensor.is_floating_point() else tensor
+
+
+def with_kept_dtypes(
+    layers: tuple[Layer, ...], functions: Sequence[str], model: LoadedModel, inputs: torch.Tensor
+) -> tuple[Layer, ...]:
+    """Layers that say whether they compute in fp32 whatever they are given; as they are if bf16 runs otherwise.
+
+    Args:
+        functions: that the layers were traced from. model: one that has not run, and is changed.
+    """
+    if not any(layer.attributes.get(RETURNS_INPUT) for layer in layers):
+        # A model that converts nothing in vain converts nothing to fp32.
+        return layers
+    mode, module = _Dtypes(), model.module.to(torch.bfloat16)
+    lowered = _lowered(inputs)
+    try:
+        with torch.no_grad(), mode:
+            module(lowered)
+    except FAILS_WITHOUT_VALUES:
+        return layers
+    names = [name for name, _ in mode.made]
+    if names != list(functions[: len(names)]):
+        return layers
+    told = list(layers)
+    # Layers of the loss are not among these.
+    for place, (_, dtype) in enumerate(mode.made):
+        layer = layers[place]
+        if dtype == torch.float32 and layer.dtype == "fp32" and not layer.attributes.get(RETURNS_INPUT):
+            told[place] = msgspec.structs.replace(layer, attributes=layer.attributes | {KEEPS_FP32: True})
+    return tuple(told)
