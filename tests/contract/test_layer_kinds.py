@@ -204,7 +204,8 @@ def test_what_autograd_keeps_is_what_a_kind_says(networks: list[ModelGraph]) -> 
             assert kept.keys() & addresses([output]), layer.operation
             counted |= addresses([output])
         beside = sum(size for address, size in kept.items() if address not in counted)
-        expected = 4 * (keeps.statistics + batch * (keeps.elements + keeps.mask)) + 8 * batch * keeps.indices
+        a_sample = keeps.elements + keeps.mask + keeps.sums
+        expected = 4 * (keeps.statistics + batch * a_sample) + 8 * batch * keeps.indices
         # Running statistics, which the network holds as buffers, are kept as well.
         slack = 2 * 4 * layer.output_shape[0] if layer.kind == "batch_norm" else 0
         assert expected <= beside <= expected + slack, layer.operation
