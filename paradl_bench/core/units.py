@@ -171,14 +171,21 @@ def parse_layers(text: str | None, where: str) -> tuple[str, ...]:
     return tuple(dict.fromkeys(names))
 
 
+_RECOMPUTED = {"full": "all", "selective": "attention"}
+
+
 def parse_recompute(text: str | None) -> tuple[str, ...]:
     """What ``--recompute`` makes of its text: empty for ``none`` and for no text, else as given, ``all`` included.
+
+    Megatron-LM's and torchtitan's words are taken too: ``full`` for ``all``, ``selective`` for ``attention``.
 
     Raises:
         UserError: a name is empty, or ``all`` or ``none`` stands beside others.
     """
     if text is None or text.strip() == "none":
         return ()
+    if text.strip() in _RECOMPUTED:
+        return (_RECOMPUTED[text.strip()],)
     names = tuple(dict.fromkeys(name.strip() for name in text.split(",")))
     if not all(names) or (len(names) > 1 and {"all", "none"}.intersection(names)):
         raise UserError(f"--recompute {text!r}: write none, all, or modules as layer1.*,head")

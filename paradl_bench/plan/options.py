@@ -190,8 +190,8 @@ memory_options = option_group(
         "--recompute",
         metavar="none|all|attention|MODULE[,...]",
         help="Recompute activations in backward instead of keeping them: in all blocks, in modules that call"
-        " attention, or in modules given by name, pattern (layer1.*) or range of a Sequential (features.3:8)."
-        " Default: none.",
+        " attention, or in modules given by name, pattern (layer1.*) or range of a Sequential (features.3:8). full"
+        " stands for all, selective for attention. Default: none.",
     ),
     click.option(
         "--offload",

@@ -11,6 +11,12 @@ def schedules() -> dict[str, Schedule]:
     return discover("paradl_bench.plan.schedules", "SCHEDULE", Schedule)
 
 
+def schedule_name(given: str) -> str:
+    """The name of a schedule that is given by it, or by torch's name, in any case; an unknown name as it is."""
+    names = {other.lower(): name for name, schedule in schedules().items() for other in (name, schedule.torch_name)}
+    return names.get(given.lower(), given)
+
+
 def schedule_of(name: str) -> Schedule:
     """The schedule of a name.
 

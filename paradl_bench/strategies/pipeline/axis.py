@@ -7,6 +7,7 @@ from typing import ClassVar
 from paradl_bench.core.bounds import MOST_MICRO_BATCHES, MicroBatches
 from paradl_bench.plan.axes.kind import AxisKind, Trait
 from paradl_bench.plan.axes.options import AxisOptions, Shown
+from paradl_bench.plan.schedules.catalog import schedule_name
 from paradl_bench.plan.settings import PlanSettings
 
 
@@ -38,7 +39,8 @@ class PipelineOptions(AxisOptions, frozen=True, kw_only=True):
             name="schedule",
             default="gpipe",
             searched="tries all there are",
-            help="Schedule of a pipeline: gpipe, 1f1b, interleaved or zb.",
+            help="Schedule of a pipeline: gpipe, 1f1b, interleaved or zb, or torch's name of it.",
+            read=lambda name: {"schedule": schedule_name(name)},
         ),
         Shown(
             name="stages",

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from paradl_bench.core.errors import UserError
-from paradl_bench.plan.schedules.catalog import schedule_of, schedules
+from paradl_bench.plan.schedules.catalog import schedule_name, schedule_of, schedules
 from paradl_bench.plan.schedules.schedule import Action, Schedule
 
 SHAPES = [(1, 1), (1, 4), (2, 2), (2, 3), (2, 8), (3, 3), (3, 7), (4, 4), (4, 8), (4, 10), (4, 3)]
@@ -92,6 +92,12 @@ def test_numbers_that_do_not_go_are_refused(name: str, ranks: int, count: int) -
 def test_an_unknown_schedule_names_the_choices() -> None:
     with pytest.raises(UserError, match="gpipe"):
         schedule_of("zero-bubble")
+
+
+@every_schedule
+def test_torchs_name_is_taken_for_a_schedule(schedule: Schedule) -> None:
+    assert schedule_name(schedule.torch_name) == schedule_name(schedule.name.upper()) == schedule.name
+    assert schedule_name("zero-bubble") == "zero-bubble"
 
 
 class Recording:

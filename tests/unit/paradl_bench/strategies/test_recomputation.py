@@ -164,7 +164,8 @@ def test_each_stage_computes_its_part_of_a_segment_again() -> None:
 
 def test_text_of_the_option() -> None:
     assert parse_recompute(None) == parse_recompute("none") == ()
-    assert parse_recompute("all") == ("all",)
+    assert parse_recompute("all") == parse_recompute("full") == ("all",)
+    assert parse_recompute("selective") == ("attention",)
     assert parse_recompute("layer1.*, head") == ("layer1.*", "head")
     for wrong in ("", "a,,b", "all,head", "none,all"):
         with pytest.raises(UserError, match="--recompute"):
