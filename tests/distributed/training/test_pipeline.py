@@ -192,6 +192,8 @@ HELD_LOW = {
     2: ("Own:z1d2:gpipe:1", "Tied:p2:1f1b:2", "Own:t2:gpipe:1", "gpt2:d2:gpipe:1", "Own:z3d2:gpipe:1:reduced"),
     4: ("Own:d2t2:gpipe:1", "Tied:d2p2:1f1b:2", "Split:p2t2:1f1b:2:up", "Own:z1d2t2:gpipe:1", "Own:d2z2d2:gpipe:1"),
 }
+# Norms compute in fp32: what a cut inside of one sends is.
+HELD_LOW[2] += ("llama_tokens:p2:1f1b:2:model.layers.1.input_layernorm#3", "llama_tokens:p2:interleaved:2")
 HELD_LOW[4] += ("Own:z3d2t2:gpipe:1", "Split:z3d2p2:1f1b:2:up", "mixtral_tokens:z3d2e2:gpipe:1:reduced")
 
 IDIOMATIC = {
