@@ -17,7 +17,7 @@ from paradl_bench.importers.training_programs.file_formats import ARGUMENTS, SUB
 from paradl_bench.importers.training_programs.launch import MIB, FileSettings, Launch, Settings, Wanted
 from paradl_bench.importers.training_programs.program import Program
 from paradl_bench.network.kinds.autocast import WEIGHTS_DTYPE, computed_in
-from paradl_bench.plan.schedules.catalog import schedules
+from paradl_bench.plan.schedules.catalog import names_by_torch_name, schedules
 
 _ORDER = ("pipeline", "replicas", "data", "expert", "context", "tensor")
 _PARALLELISM, _TRAINING = "parallelism.", "training."
@@ -201,8 +201,7 @@ def _read(settings: FileSettings) -> Launch:
         if batch != local * degrees.reading:
             raise settings.wrong("gradients are accumulated over runs of a pipeline, which predict has no strategy for")
         options |= settings.micro_batches(degrees, batch, settings.whole(_MICRO_BATCH, 1))
-        names = {schedule.torch_name: schedule.name for schedule in schedules().values()}
-        options["schedule"] = settings.choice(_SCHEDULE, names, "1F1B")
+        options["schedule"] = settings.choice(_SCHEDULE, names_by_torch_name(), "1F1B")
     else:
         options |= settings.micro_batches(degrees, batch, local)
     return Launch(

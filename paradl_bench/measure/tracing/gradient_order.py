@@ -1,6 +1,6 @@
 """The order in which the gradients of a module's parameters arrive, and sums of gradients where branches meet.
 
-Tracing sees it on the meta device. Devices have kernels of their own for some layers: recurrent ones return all their
+Tracing sees the order on the meta device. Devices have kernels of their own for some layers: recurrent ones return all their
 gradients at once (oneDNN, cuDNN), in another order, which depends on the dtype too. So the order is seen again where
 the module runs.
 """
@@ -59,8 +59,8 @@ class GradientOrder:
 class SumOfGradients(Generic[Moment]):
     """A sum, as a dispatch mode sees it, that autograd makes in place where nobody else holds the first.
 
-    Under a dispatch mode, such as a tracker, it makes a third tensor. Whether somebody holds the first is
-    known when the next operation runs.
+    Under a dispatch mode, such as a tracker, it makes a third tensor. Whether somebody holds the first is known when
+    the next operation runs.
 
     Attributes:
         moment: memory while the third tensor is there.

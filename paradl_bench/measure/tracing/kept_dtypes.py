@@ -1,8 +1,8 @@
-"""Layers that compute in fp32 by the model's own words, as norms do whatever the model is in.
+"""Layers that compute in fp32 whatever the model's weights are, as norms that convert what they read.
 
-A trace in fp32 sees that ``x.to(dtype)`` did nothing, and not whether fp32 or the dtype of another tensor was meant. So
-forward runs once more with weights and input in bf16, and products in bf16 as under autocast: what is fp32 then is so
-by intent.
+A trace in fp32 sees that ``x.to(dtype)`` did nothing. It does not see whether fp32 or another tensor's dtype was meant.
+So forward runs once more without memory, with weights and input in bf16, and products in bf16 as under autocast. What
+is fp32 then, the model wants in fp32.
 """
 
 from __future__ import annotations
@@ -50,7 +50,9 @@ def _lowered(tensor: torch.Tensor) -> torch.Tensor:
 def with_kept_dtypes(
     layers: tuple[Layer, ...], functions: Sequence[str], model: LoadedModel, inputs: torch.Tensor
 ) -> tuple[Layer, ...]:
-    """Layers that say whether they compute in fp32 whatever they are given; as they are if bf16 runs otherwise.
+    """Layers that say whether they compute in fp32 whatever they are given.
+
+    They come back as they are where a forward in bf16 fails, or calls other operations.
 
     Args:
         functions: that the layers were traced from. model: one that has not run, and is changed.

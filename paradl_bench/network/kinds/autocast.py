@@ -31,7 +31,7 @@ AUTOCAST_DTYPES: Mapping[str, str] = {"bf16": "bf16", WEIGHTS_DTYPE: "bf16"}
 KEPT_DTYPE = "fp32"
 """What the input is under autocast, and parameters, gradients and optimizer state unless they are lowered too."""
 KEEPS_FP32 = "keeps_fp32"
-"""Attribute of a layer that computes in fp32 by the model's own words, whatever it is given."""
+"""Attribute of a layer that computes in fp32 whatever the model's weights are, since the model converts to it."""
 TRAINED_DTYPES = (KEPT_DTYPE, *AUTOCAST_DTYPES)
 """Dtypes that can be measured and trained in."""
 
@@ -92,8 +92,8 @@ class Width(NamedTuple):
     Attributes:
         reads: of each of its inputs, as the layers that made them left them. runs: of what it reads and makes itself.
         converts: whether what it reads is converted to that first; else it reads tensors as they are.
-        by_model: whether the model itself converts it, once for all that read it.
         lowers_parameters: whether it reads its parameters in the lower dtype.
+        by_model: whether the model itself converts what it reads, once for all that read it.
     """
 
     reads: tuple[int, ...]
@@ -126,17 +126,17 @@ def _widths(same: Same[ModelGraph], dtype: str, device: str, in_what_they_read: 
     kinds = layer_kinds()
     of_parameters = {tensor.name: DTYPE_BYTES[tensor.dtype] for tensor in network.held_parameters}
     made: dict[str, int] = {}
-    widths, own = [], _OwnConversions(network, lower, kept)
+    own = None if in_what_they_read else _OwnConversions(network, dtype, lower, kept)
+    widths = []
     for layer in network.layers:
         reads = tuple(made.get(name, given) for name in layer.inputs)
         parameter_bytes = tuple(of_parameters.get(name, given) for name in layer.parameters)
         if layer.kind in in_what_they_read and reads and layer.dtype == KEPT_DTYPE:
             width = Width(reads, reads[0])
         elif is_autocast(dtype):
-            given_back = own.given_back(layer, reads) if has_masters(dtype) else reads
+            given_back = own.given_back(layer, reads) if own else reads
             width = _width(layer, kinds.get(layer.kind), given_back, parameter_bytes, lower, kept, device)
-            if not in_what_they_read:
-                width = own.of(layer, width, reads)
+            width = own.of(layer, width, reads) if own else width
         else:
             width = Width(reads, kept if layer.dtype == KEPT_DTYPE else DTYPE_BYTES[layer.dtype])
         made[layer.name] = width.runs
@@ -145,15 +145,18 @@ def _widths(same: Same[ModelGraph], dtype: str, device: str, in_what_they_read: 
 
 
 class _OwnConversions:
-    """Conversions by the model's own words, which a trace in fp32 does not show as layers."""
+    """Conversions to fp32 and back that the model makes itself, which a trace in fp32 does not show as layers."""
 
-    def __init__(self, network: ModelGraph, lower: int, kept: int) -> None:
+    def __init__(self, network: ModelGraph, dtype: str, lower: int, kept: int) -> None:
         self._keeping = {layer.name for layer in network.layers if layer.attributes.get(KEEPS_FP32)}
-        self._lower, self._kept = lower, kept
+        self._lower, self._kept, self._gives_back = lower, kept, has_masters(dtype)
 
     def given_back(self, layer: Layer, reads: tuple[int, ...]) -> tuple[int, ...]:
-        """Bytes of an element of what a layer reads, once what was kept in fp32 has been converted back for it."""
-        if layer.name in self._keeping:
+        """Bytes of an element of what a layer reads, once what was kept in fp32 has been converted back for it.
+
+        A model whose weights are fp32 converts back to fp32, in most places.
+        """
+        if layer.name in self._keeping or not self._gives_back:
             return reads
         read = zip(layer.inputs, reads, strict=True)
         return tuple(min(size, self._lower) if name in self._keeping else size for name, size in read)

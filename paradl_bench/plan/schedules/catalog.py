@@ -11,9 +11,14 @@ def schedules() -> dict[str, Schedule]:
     return discover("paradl_bench.plan.schedules", "SCHEDULE", Schedule)
 
 
+def names_by_torch_name() -> dict[str, str]:
+    """The name of every schedule by the one that torch has for it."""
+    return {schedule.torch_name: name for name, schedule in schedules().items()}
+
+
 def schedule_name(given: str) -> str:
     """The name of a schedule that is given by it, or by torch's name, in any case; an unknown name as it is."""
-    names = {other.lower(): name for name, schedule in schedules().items() for other in (name, schedule.torch_name)}
+    names = {name: name for name in schedules()} | {t.lower(): name for t, name in names_by_torch_name().items()}
     return names.get(given.lower(), given)
 
 
