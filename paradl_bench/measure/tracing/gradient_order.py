@@ -1,8 +1,8 @@
 """The order in which the gradients of a module's parameters arrive, and sums of gradients where branches meet.
 
-Tracing sees the order on the meta device. Devices have kernels of their own for some layers: recurrent ones return all their
-gradients at once (oneDNN, cuDNN), in another order, which depends on the dtype too. So the order is seen again where
-the module runs.
+Tracing sees the order on the meta device. Devices have kernels of their own for some layers: recurrent ones return all
+their gradients at once (oneDNN, cuDNN), in another order, which depends on the dtype too. So the order is seen again
+where the module runs.
 """
 
 from __future__ import annotations
