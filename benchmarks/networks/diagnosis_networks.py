@@ -23,8 +23,13 @@ def many_channels() -> nn.Sequential:
 
 
 def large_kernels() -> nn.Sequential:
-    """Two of 256 channels and windows of 7 x 7: more compute still for what each layer puts out."""
-    return _of_convolutions(256, 2, kernel=7)
+    """Two of 256 channels and windows of 11 x 11: more compute still for what each layer puts out."""
+    return _of_convolutions(256, 2, kernel=11)
+
+
+def large_images() -> nn.Sequential:
+    """Two of 256 channels: much compute for 5 MB of gradients, and for the edges of an image."""
+    return _of_convolutions(256, 2)
 
 
 def wide_linear() -> nn.Sequential:

@@ -52,6 +52,7 @@ class LedgerEntry(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
         total_s: ``base_s`` and the adjustments, added up in order.
         exposed_s, hidden_s: seconds that the iteration has for the entry, and those behind something else.
         sd_s: standard deviation of ``total_s`` by what is known of costs, interference and lateness left out.
+        own_sd_s: the part of ``sd_s`` that is the entry's own; the rest goes together with other entries.
     """
 
     name: str
@@ -66,6 +67,7 @@ class LedgerEntry(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
     exposed_s: float
     hidden_s: float
     sd_s: float = 0.0
+    own_sd_s: float = 0.0
 
 
 class RoleLedger(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -170,6 +172,7 @@ class PricedWorks:
             exposed_s=exposed,
             hidden_s=max(total_s - exposed, 0.0),
             sd_s=count * float(self.sd_s[work]),
+            own_sd_s=count * float(self.costs.independent_sd_s[work]),
         )
 
     def entries_of_tasks(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import operator
 from collections.abc import Mapping
 
@@ -12,7 +13,7 @@ from predict.validation.diagnosis import limitations as of
 from predict.validation.diagnosis.diagnosis import Case, by_weight, timed_finding
 from predict.validation.diagnosis.findings import Diagnosis, Finding
 from predict.validation.diagnosis.measured import seconds_of_run
-from predict.validation.diagnosis.shares import Seconds, contended_s, layers_s
+from predict.validation.diagnosis.shares import Seconds, contended_s, taken_by_layers
 from predict.validation.ranks.calls import calls_of
 from predict.validation.runs import Run
 
@@ -24,7 +25,7 @@ def held_against(diagnosis: Diagnosis, case: Case, run: Run) -> Diagnosis:
     """The diagnosis of a run."""
     measured = seconds_of_run(run)
     seconds = dict(measured.seconds)
-    seconds[of.SLOWER_LAYERS] = _beyond(measured.computed, layers_s(case.ledger))
+    seconds[of.SLOWER_LAYERS] = _beyond(measured.computed, taken_by_layers(case.ledger))
     calls = calls_of(run, case.ledger)
     seconds = _parted(seconds, case)
     findings = [_finding(finding, seconds, case, run, diagnosis.at_least) for finding in diagnosis.findings]
@@ -62,9 +63,12 @@ def _sum(one: Seconds | None, other: Seconds) -> Seconds:
     return other if one is None else Seconds(*map(operator.add, one, other))
 
 
-def _beyond(measured: Seconds, predicted_s: float) -> Seconds:
-    """What was measured beyond a prediction; none below 0."""
-    return Seconds(*(max(value - predicted_s, 0.0) for value in measured))
+def _beyond(measured: Seconds, predicted: Seconds) -> Seconds:
+    """What was measured beyond a prediction, as far as both are known; none below 0."""
+    beyond_s = measured.seconds - predicted.seconds
+    less_s = math.hypot(measured.seconds - measured.low_s, predicted.high_s - predicted.seconds)
+    more_s = math.hypot(measured.high_s - measured.seconds, predicted.seconds - predicted.low_s)
+    return Seconds(*(max(value, 0.0) for value in (beyond_s, beyond_s - less_s, beyond_s + more_s)))
 
 
 def _finding(finding: Finding, seconds: dict[str, Seconds], case: Case, run: Run, at_least: float) -> Finding:
@@ -79,7 +83,8 @@ def _finding(finding: Finding, seconds: dict[str, Seconds], case: Case, run: Run
     whole = f"measured: {format_seconds(seconds[name].seconds)} of {format_seconds(run.median_s)}"
     beside = f", predicted {format_seconds(predicted.seconds)}" if predicted else ""
     if name == of.SLOWER_LAYERS and seconds[name].seconds:
-        beside = f" beyond the {format_seconds(layers_s(case.ledger))} predicted; if the host was busy, measure again"
+        expected_s = taken_by_layers(case.ledger).seconds
+        beside = f" beyond the {format_seconds(expected_s)} predicted; if the host was busy, measure again"
     return timed_finding(
         finding.limitation,
         seconds[name],

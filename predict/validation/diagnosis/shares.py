@@ -6,6 +6,7 @@ that idles counts as much as the ranks that it is of.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterable
 from typing import NamedTuple
 
@@ -113,9 +114,16 @@ def computed_s(ledger: Ledger) -> float:
     return _mean_of_layers(ledger, _computed_s)
 
 
-def layers_s(ledger: Ledger) -> float:
-    """Forward and backward of layers as a rank spends them, all effects in; the mean over ranks."""
-    return _mean_of_layers(ledger, lambda entry: entry.total_s)
+def taken_by_layers(ledger: Ledger) -> Seconds:
+    """Forward and backward of layers as a rank spends them, all effects in; the mean over ranks.
+
+    Layers are measured each by itself. What else their errors have in them moves all layers at once.
+    """
+    shared_s = _mean_of_layers(ledger, lambda entry: math.sqrt(max(entry.sd_s**2 - entry.own_sd_s**2, 0.0)))
+    own_s = math.sqrt(
+        sum(role.ranks / ledger.ranks * sum(entry.own_sd_s**2 for entry in _of_layers(role)) for role in ledger.roles)
+    )
+    return Seconds.around(_mean_of_layers(ledger, lambda entry: entry.total_s), math.hypot(shared_s, own_s))
 
 
 def _mean_of_layers(ledger: Ledger, seconds: Callable[[LedgerEntry], float]) -> float:

@@ -208,6 +208,20 @@ def test_a_run_tells_layers_slower_than_predicted(tmp_path: Path, strategy: str)
     assert findings[0]["seconds_s"] == pytest.approx(0.3 - 0.072, rel=1e-2)
 
 
+def test_layers_that_are_not_well_known_may_be_slower(tmp_path: Path) -> None:
+    """All layers share an error of 30%: 90% of runs take 72 ms +- 49%, and this one takes 1.4 times as long."""
+    rows = [(0.0336, 0.0672, 1e-6, 1e-6)] * 20
+    run = run_of(tmp_path, [rows, rows], "d2")
+    counts = {"batches": BATCHES, "ranks_on_host": (1, 2, 4, 8), "seconds": even_seconds, "wu_s": 1e-6}
+    for common_sd, state in ((0.0, "present"), (0.3, "possible")):
+        made = profile(model_times=model_times(NETWORK, common_sd=common_sd, **counts))
+        findings = diagnosed(tmp_path, made, "--run", run, "--no-remedies")
+        (slower,) = (own for own in findings if own["limitation"]["name"] == "slower layers")
+        assert slower["state"] == state
+        assert slower["seconds_s"] == pytest.approx(0.0288, rel=1e-2)
+        assert slower["share_interval"][1] == pytest.approx((0.0288 + 1.645 * common_sd * 0.072) / 0.1008, rel=0.05)
+
+
 def test_copies_are_no_redundant_computation_too(tmp_path: Path) -> None:
     """Parts of a batch take nearly as long as all of it, copies included."""
     rows = [(0.024, 0.048, 0.0, 0.0)] * 20
