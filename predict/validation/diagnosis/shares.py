@@ -90,8 +90,12 @@ def seconds_of_limitations(
         _part_waiting(sums, ledger, free)
     shards = stages * degree_of(strategy, Trait.SHARDS_LAYERS)
     if shards > 1:
-        again_s = computed_s(ledger) - crowding * computed_s(serial) / shards
-        sums[of.REDUNDANT_COMPUTE] = _Sum(max(again_s, 0.0), _compute_sd_s(ledger))
+        alone = crowding / shards
+        again_s = computed_s(ledger) - alone * computed_s(serial)
+        # Parts of layers and whole ones are measured one after the other, each with the host as it was then.
+        sums[of.REDUNDANT_COMPUTE] = _Sum(
+            max(again_s, 0.0), math.hypot(_layers_sd_s(ledger), alone * _layers_sd_s(serial))
+        )
     least_s = _ROUNDING * ledger.iteration_s
     there = {name: total for name, total in sums.items() if total.seconds > least_s or name in _WITHOUT_SECONDS}
     return {name: Seconds.around(total.seconds, total.sd_s) for name, total in there.items()}
@@ -115,15 +119,8 @@ def computed_s(ledger: Ledger) -> float:
 
 
 def taken_by_layers(ledger: Ledger) -> Seconds:
-    """Forward and backward of layers as a rank spends them, all effects in; the mean over ranks.
-
-    Layers are measured each by itself. What else their errors have in them moves all layers at once.
-    """
-    shared_s = _mean_of_layers(ledger, lambda entry: math.sqrt(max(entry.sd_s**2 - entry.own_sd_s**2, 0.0)))
-    own_s = math.sqrt(
-        sum(role.ranks / ledger.ranks * sum(entry.own_sd_s**2 for entry in _of_layers(role)) for role in ledger.roles)
-    )
-    return Seconds.around(_mean_of_layers(ledger, lambda entry: entry.total_s), math.hypot(shared_s, own_s))
+    """Forward and backward of layers as a rank spends them, all effects in; the mean over ranks."""
+    return Seconds.around(_mean_of_layers(ledger, lambda entry: entry.total_s), _layers_sd_s(ledger))
 
 
 def _mean_of_layers(ledger: Ledger, seconds: Callable[[LedgerEntry], float]) -> float:
@@ -139,12 +136,14 @@ def _computed_s(entry: LedgerEntry) -> float:
     return entry.total_s - others
 
 
-def _compute_sd_s(ledger: Ledger) -> float:
-    """Of the mean over ranks; layers are measured each by itself, and their errors are taken as independent."""
-    variance = sum(
-        role.ranks / ledger.ranks * sum(entry.sd_s**2 for entry in _of_layers(role)) for role in ledger.roles
-    )
-    return float(variance**0.5)
+def _layers_sd_s(ledger: Ledger) -> float:
+    """Of forward and backward of layers, in the mean over ranks.
+
+    Layers are measured each by itself. What else their errors have in them moves all layers at once.
+    """
+    shared_s = _mean_of_layers(ledger, lambda entry: math.sqrt(max(entry.sd_s**2 - entry.own_sd_s**2, 0.0)))
+    own = (role.ranks / ledger.ranks * sum(entry.own_sd_s**2 for entry in _of_layers(role)) for role in ledger.roles)
+    return math.hypot(shared_s, math.sqrt(sum(own)))
 
 
 def _group(entry: LedgerEntry) -> str:
