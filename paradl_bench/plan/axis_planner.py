@@ -371,10 +371,10 @@ class Latest(Generic[T]):
     a search.
     """
 
-    _known: list[tuple[ModelGraph, object, T]] = field(default_factory=list)
+    _known: list[tuple[ModelGraph | ShardedLayers, object, T]] = field(default_factory=list)
 
-    def get(self, network: ModelGraph, key: object, find: Callable[[], T]) -> T:
-        """The answer, found anew where the network is another object or the key unequal."""
+    def get(self, network: ModelGraph | ShardedLayers, key: object, find: Callable[[], T]) -> T:
+        """The answer, found anew where the network, or what is left of one, is another object or the key unequal."""
         for of, known, answer in self._known:
             if of is network and known == key:
                 return answer

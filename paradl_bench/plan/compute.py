@@ -54,6 +54,23 @@ class LayerShard(NamedTuple):
     rounds_bw: Rounds = (None,)
 
 
+def shard_within(outer: LayerShard, own: LayerShard) -> LayerShard:
+    """What a rank runs of a layer of which one axis leaves it ``outer``, and another one ``own`` of that."""
+    return own._replace(
+        shard=outer.shard + own.shard,
+        before_fw=(*outer.before_fw, *own.before_fw),
+        after_fw=(*own.after_fw, *outer.after_fw),
+        before_bw=(*outer.before_bw, *own.before_bw),
+        after_bw=(*own.after_bw, *outer.after_bw),
+        # Gradients of parameters, of which every rank along the other axis has all that it has.
+        sums=(*own.sums, *outer.sums),
+        leader=outer.leader if own.leader is None else own.leader,
+        held=outer.held if own.held is None else own.held,
+        rounds_fw=own.rounds_fw if len(own.rounds_fw) > 1 else outer.rounds_fw,
+        rounds_bw=own.rounds_bw if len(own.rounds_bw) > 1 else outer.rounds_bw,
+    )
+
+
 def held_layer(layer: Layer, shard: LayerShard | None) -> Layer:
     """The layer whose output the rank then holds: the whole one where ranks put that together behind forward."""
     if shard is None or shard.after_fw:

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 
 from paradl_bench.core.errors import uneven
 from paradl_bench.core.units import counted
-from paradl_bench.plan.axes.kind import Trait
+from paradl_bench.plan.axes.kind import IN_TURN, Trait
 from paradl_bench.plan.strategy import Axis, Strategy
 from paradl_bench.plan.tasks import Communication
 
@@ -60,7 +60,7 @@ def axes_that_shard(strategy: Strategy) -> tuple[int, ...]:
     """Indices of the axes of several ranks that shard layers, in the order in which each shards what comes of the last:
     an axis that cuts tokens does so of the heads and features that another one leaves on a rank."""
     several = (i for i in group_axes(strategy, Trait.SHARDS_LAYERS) if strategy.axes[i].degree > 1)
-    return tuple(sorted(several, key=lambda i: strategy.axes[i].has(Trait.CUTS_TOKENS)))
+    return tuple(sorted(several, key=lambda i: [strategy.axes[i].has(trait) for trait in reversed(IN_TURN)]))
 
 
 def place_of(strategy: Strategy, rank: int) -> int:
@@ -105,7 +105,7 @@ def divides_batch_alone(strategy: Strategy) -> bool:
 def axes_apart(strategy: Strategy) -> tuple[int, ...]:
     """Axes along which ranks hold the same part of a parameter that others hold other parts of; none where one does."""
     axes = group_axes(strategy, Trait.REPLICATES)
-    alike = tuple(index for index in axes if not strategy.axes[index].has(Trait.SHARDS_LAYERS))
+    alike = tuple(index for index in axes if not strategy.axes[index].has(Trait.CUTS_EXPERTS))
     return alike if math.prod(strategy.axes[index].degree for index in alike) > 1 else ()
 
 
@@ -119,15 +119,15 @@ def sharing_axes(strategy: Strategy, *, of_apart: bool = False) -> tuple[int, ..
     without the stage, which then hold the same parts (hybrid sharding).
 
     Args:
-        of_apart: of parameters that ranks hold other parts of along an axis that shards layers, as experts are, and
-            not of those that all ranks hold.
+        of_apart: of parameters that ranks hold other parts of along an axis that cuts experts, and not of those that
+            all ranks along it hold.
     """
     axes, parted = group_axes(strategy, Trait.REPLICATES), zero_stage(strategy) > 0
     return tuple(i for i in axes if parted and _shares_out(strategy.axes[i], of_apart=of_apart))
 
 
 def _shares_out(axis: Axis, *, of_apart: bool) -> bool:
-    if of_apart and axis.has(Trait.SHARDS_LAYERS):
+    if of_apart and axis.has(Trait.CUTS_EXPERTS):
         return False
     return bool(axis.prefix) or axis.has(Trait.SHARDS_LAYERS) or not axis.has(Trait.DIVIDES_BATCH)
 

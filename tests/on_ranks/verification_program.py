@@ -1,7 +1,8 @@
 """What every rank of a proof's test runs: strategies whose rules are made wrong, and what the proof says of them.
 
 Usage: verification_program.py RESULT CASE...; a case is network:strategy:break[:option=value]..., with ``right`` for no
-break. The result has, by case, the line of the verification and what differs first.
+break. Networks are those of this module, or of the one that is named before a dot. The result has, by case, the line of
+the verification and what differs first.
 """
 
 from __future__ import annotations
@@ -35,6 +36,7 @@ from paradl_bench.strategies.channel import module as channel
 from paradl_bench.strategies.data.fusion.fusion_file import parse_fusion
 from paradl_bench.strategies.data.zero import module as zero
 from paradl_bench.strategies.exchange import fused_module
+from paradl_bench.strategies.expert import module as experts
 from paradl_bench.strategies.filter import module as filters
 from paradl_bench.strategies.nesting import parallel
 from paradl_bench.strategies.pipeline import module as pipeline
@@ -146,6 +148,17 @@ def _unscaled(part: torch.Tensor, slices: Any, shape: Any, group: Any, scale: fl
     return group_functions.gather(part, slices, shape, group)
 
 
+def _as_they_come(rows: torch.Tensor, sizes: Any) -> torch.Tensor:
+    return rows.clone()
+
+
+_there = experts._there
+
+
+def _unscaled_rows(rows: torch.Tensor, sizes: Any, group: Any, scale: float = 1) -> torch.Tensor:
+    return _there(rows, sizes, group)
+
+
 def _whole_loss(self: Any, loss: Any, last: Any, spans: Any) -> Any:
     return lambda outputs, targets: loss(last.as_model_gives_it(outputs), targets)
 
@@ -165,6 +178,11 @@ BREAKS: dict[str, Callable[[], contextlib.AbstractContextManager[Any]]] = {
     "swapped-slices": lambda: mock.patch.object(filters, "gather", _swapped),
     "no-gradient-sum": lambda: mock.patch.object(filters, "reduce_gradient", lambda whole, _: whole),
     "no-sum": lambda: mock.patch.object(channel, "reduce", lambda part, _: part),
+    "no-sum-of-rows": lambda: mock.patch.object(
+        tensor._Row, "__call__", lambda _, run, args, kwargs: run(*args, **kwargs)
+    ),
+    "unordered-rows": lambda: mock.patch.object(experts, "_transposed", _as_they_come),
+    "unscaled-rows": lambda: mock.patch.object(experts, "_there", _unscaled_rows),
     "no-shared-input": lambda: mock.patch.object(tensor, "reduce_gradient", lambda whole, _: whole),
     "unreduced-shards": lambda: mock.patch.object(zero._ReduceScatter, "__call__", _unreduced),
     "whole-loss": lambda: mock.patch.object(pipeline.RankPipeline, "_loss_of", _whole_loss),
@@ -180,11 +198,17 @@ def _told(text: str) -> Iterator[None]:
         raise AssertionError(f"{text}: {error}") from error
 
 
+def path_of(text: str) -> str:
+    """Where the network of a case is found."""
+    module, _, name = text.partition(":")[0].rpartition(".")
+    return f"{module or 'verification_program'}:{name}"
+
+
 def run(text: str, context: RankContext) -> dict[str, Any]:
     """What a proof says of one case."""
-    name, axes, wrong, *options = text.split(":")
-    model = load_model(f"verification_program:{name}")
-    network, strategy = traced(f"verification_program:{name}"), parse_strategy(axes)
+    _, axes, wrong, *options = text.split(":")
+    model = load_model(path_of(text))
+    network, strategy = traced(path_of(text)), parse_strategy(axes)
     chosen = {key: int(value) if value.isdigit() else value for key, value in (o.split("=") for o in options)}
     if "recompute" in chosen:
         chosen["recompute"] = (chosen["recompute"],)
@@ -222,7 +246,7 @@ def main(result: Path, cases: list[str]) -> None:
     # Models are found by the name of their module, and this one runs as a program.
     sys.modules["verification_program"] = sys.modules[__name__]
     with join_ranks("gloo", "cpu", timeout_s=120) as context:
-        names = dict.fromkeys(f"verification_program:{text.partition(':')[0]}" for text in cases)
+        names = dict.fromkeys(map(path_of, cases))
         trace_together((functools.partial(traced, name) for name in names), context)
         # What was imported and traced stays: a collection after each case is to be of that case.
         gc.freeze()

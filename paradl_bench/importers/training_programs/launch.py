@@ -265,8 +265,23 @@ class FileSettings:
         return {"clip_norm": str(value)}
 
     def sequence_parallel(self, degrees: Degrees, on: bool) -> dict[str, str]:
-        """The option, where there is tensor parallelism."""
-        return {"sequence_parallel": "on"} if on and degrees.tensor > 1 else {}
+        """The option, where there is tensor parallelism, and a note where predictions have none."""
+        if on and degrees.tensor > 1 and degrees.expert > 1:
+            self.notes.append("predictions have no sequence parallelism beside experts: ranks hold all tokens there")
+        return {"sequence_parallel": "on"} if on and degrees.tensor > 1 and degrees.expert == 1 else {}
+
+    def features_of_experts(self, degrees: Degrees, name: str, default: int) -> None:
+        """Refuse experts whose features are cut over other ranks than those of tensor parallelism.
+
+        Args:
+            name: of the setting that says over how many; ``default`` where it is not set.
+        """
+        ranks = self.whole(name, default)
+        if degrees.expert > 1 and ranks != degrees.tensor:
+            raise self.wrong(
+                f"{name} is {ranks}: predict cuts the features of experts among ranks of tensor parallelism, which are"
+                f" {degrees.tensor}"
+            )
 
     def context_exchange(self, degrees: Degrees, name: str, words: Mapping[str, str], default: str) -> dict[str, str]:
         """The option, where there is context parallelism and the program's word is no default."""

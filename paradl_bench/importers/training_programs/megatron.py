@@ -71,7 +71,7 @@ def _write(wanted: Wanted, kind: str) -> Settings:
         wanted.notes.append("Megatron-LM's bf16 has bf16 parameters; predicted with autocast and fp32 parameters")
     elif launch.dtype and has_masters(launch.dtype):
         settings |= {"bf16": True} | ({_BF16_GRADIENTS: True} if wanted.take("reduce_dtype", "own") == "own" else {})
-    settings |= {"sequence-parallel": True} if wanted.take("sequence_parallel", "off") == "on" else {}
+    settings |= _sequence_parallel(wanted, degrees)
     if degrees.tensor * degrees.context > 1:
         wanted.notes.append("Megatron-LM asks for CUDA_DEVICE_MAX_CONNECTIONS=1 on GPUs before Blackwell")
     if wanted.recomputes():
@@ -84,6 +84,15 @@ def _write(wanted: Wanted, kind: str) -> Settings:
             wanted.refuse("offloads a distributed optimizer alone", f"predict z1d{degrees.data}")
         settings |= {"optimizer-cpu-offload": True, "use-precision-aware-optimizer": True}
     return settings
+
+
+def _sequence_parallel(wanted: Wanted, degrees: Degrees) -> Settings:
+    on, beside_experts = wanted.take("sequence_parallel", "off") == "on", degrees.tensor > 1 and degrees.expert > 1
+    if beside_experts and not on:
+        wanted.notes.append(
+            "Megatron-LM trains experts beside tensor parallelism with sequence parallelism alone; predicted without it"
+        )
+    return {"sequence-parallel": True} if on or beside_experts else {}
 
 
 def _data_parallel(wanted: Wanted, degrees: Degrees) -> Settings:
@@ -145,6 +154,7 @@ def _read(settings: FileSettings) -> Launch:
     tensor = settings.whole("tensor_model_parallel_size", 1)
     pipeline = settings.whole("pipeline_model_parallel_size", 1)
     degrees = _degrees(settings, pipeline, tensor, settings.whole("context_parallel_size", 1))
+    settings.features_of_experts(degrees, "expert_tensor_parallel_size", tensor)
     samples = settings.whole("micro_batch_size")
     batch = settings.whole("global_batch_size", samples * degrees.reading, most=1 << 40)
     options = settings.micro_batches(degrees, batch, samples) | settings.norm("clip_grad", "1.0")

@@ -34,6 +34,7 @@ _MICRO_BATCH = f"{_PARALLELISM}pipeline_parallel_microbatch_size"
 _SEQUENCE_PARALLEL = f"{_PARALLELISM}enable_sequence_parallel"
 _NO_SEQUENCE_PARALLEL = f"{_PARALLELISM}no_enable_sequence_parallel"
 _EXPERT = f"{_PARALLELISM}expert_parallel_degree"
+_OF_EXPERTS = f"{_PARALLELISM}expert_tensor_parallel_degree"
 _MAX_NORM = f"{_TRAINING}max_norm"
 _BUCKET_CAP_BYTES = 100 * MIB
 _RESHARDS = {2: "never", 3: "always"}
@@ -80,7 +81,7 @@ def _write(wanted: Wanted, kind: str) -> Settings:
     }
     exchange = wanted.exchange(_EXCHANGES, degrees)
     settings |= {_ROTATE: exchange} if degrees.context > 1 else {}
-    settings |= {_EXPERT: degrees.expert} if degrees.expert > 1 else {}
+    settings |= _experts_written(wanted, kind, degrees)
     if sharded:
         # In a pipeline what is predicted is its default: parameters stay gathered through the micro-batches.
         settings[_RESHARD] = _RESHARDS[2 if degrees.pipeline > 1 else degrees.stage]
@@ -89,6 +90,19 @@ def _write(wanted: Wanted, kind: str) -> Settings:
         settings |= {_SCHEDULE: schedule.torch_name, _MICRO_BATCH: micro.samples}
     _note(wanted, degrees)
     return {**settings, **_of_format(wanted, kind, degrees)}
+
+
+def _experts_written(wanted: Wanted, kind: str, degrees: Degrees) -> Settings:
+    """How many ranks hold other experts, and parts of each."""
+    settings: Settings = {_EXPERT: degrees.expert} if degrees.expert > 1 else {}
+    if degrees.expert == 1 or degrees.tensor == 1:
+        return settings
+    if kind == ARGUMENTS:
+        wanted.refuse(
+            "0.3 gives ranks of tensor parallelism whole experts where there is expert parallelism",
+            "write a TOML file for 0.2 (--export-to FILE.toml)",
+        )
+    return settings | {_OF_EXPERTS: degrees.tensor}
 
 
 def _check_precision(wanted: Wanted, degrees: Degrees) -> None:
@@ -182,6 +196,7 @@ def _read(settings: FileSettings) -> Launch:
     replicas, data, stage = _data(settings, tensor * pipeline, context)
     experts = _experts(settings, data if stage else 1)
     degrees = Degrees(pipeline, data // experts, tensor, stage, replicas, experts, context)
+    settings.features_of_experts(degrees, _OF_EXPERTS, 1)
     local = settings.whole(f"{_TRAINING}local_batch_size", 8)
     batch = settings.whole(f"{_TRAINING}global_batch_size", -1, least=-1, most=1 << 40)
     batch = local * degrees.reading if batch < 1 else batch

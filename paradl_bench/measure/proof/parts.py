@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from typing import Any, Literal, NamedTuple
 
 import torch
@@ -14,6 +15,7 @@ from paradl_bench.plan.settings import PlanSettings
 from paradl_bench.plan.strategy import Strategy
 from paradl_bench.strategies.spatial.region import region_of
 
+Part = tuple[slice | list[int], ...]
 AtOnce = Literal["own", "replicas", "all"]
 """What one forward of the serial model reads: a micro-batch of this rank's replica, those of all replicas together, as
 norms that replicas synchronise need it, or the global mini-batch."""
@@ -67,8 +69,15 @@ def own_parts(network: ModelGraph, strategy: Strategy, rank: int, settings: Plan
     for axis, position in zip(strategy.axes, strategy.coordinates(rank), strict=True):
         planner = axis_planner(axis.declared)
         if isinstance(planner, ShardingPlanner):
-            parts |= planner.parts_held(network, axis, position, settings)
+            of_axis = planner.parts_held(network, axis, position, settings)
+            parts |= {name: _of_both(parts.get(name, ()), part) for name, part in of_axis.items()}
     return parts
+
+
+def _of_both(one: Part, other: Part) -> Part:
+    """What two axes leave of a parameter, which cut other dims of it."""
+    dims = itertools.zip_longest(one, other, fillvalue=slice(None))
+    return tuple(other if own == slice(None) else own for own, other in dims)
 
 
 def norm_cuts(

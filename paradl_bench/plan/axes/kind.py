@@ -29,10 +29,15 @@ class Trait(Enum):
     SPLITS_INPUTS = "of a sharded layer ranks read some inputs; what they make of them is summed"
     CUTS_FEATURES = "of a sharded layer ranks compute some heads or features, of all its tokens"
     CUTS_TOKENS = "of a sharded layer ranks compute some tokens, of whatever part of it they hold"
+    CUTS_EXPERTS = "of a sharded layer ranks hold some experts, and run these on rows that others send them"
     SENDS_AS_COMPUTED = "activations go from rank to rank in the dtype that they were computed in, as planned"
 
     # Members are single, and asked for in every loop over axes; Enum's own hash is a call of Python.
     __hash__ = object.__hash__
+
+
+IN_TURN = (Trait.CUTS_FEATURES, Trait.CUTS_TOKENS, Trait.CUTS_EXPERTS)
+"""What axes that shard the same layers have one each of, in the order in which each shards what comes of the last."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -24,7 +24,7 @@ from paradl_bench.core.errors import uneven
 from paradl_bench.network.graph import Layer, LayerMemory, ModelGraph
 from paradl_bench.network.kinds.autocast import widths_of
 from paradl_bench.plan.axis_planner import AxisPlace, Latest, PartsHeld, ShardedLayers, shard_label
-from paradl_bench.plan.compute import LayerShard, held_layer, layers_with_gradient
+from paradl_bench.plan.compute import LayerShard, held_layer, layers_with_gradient, shard_within
 from paradl_bench.plan.settings import Limit, PlanSettings
 from paradl_bench.plan.strategy import Axis, Strategy
 from paradl_bench.plan.tasks import Collective, Communication
@@ -118,7 +118,7 @@ def _shard(sharded: ShardedLayers, network: ModelGraph, place: AxisPlace, settin
             shards[index] = on_tokens.shard(index, token_layer, network.layers[index])
             continue
         own = on_tokens.shard(index, token_layer, outer.layer)
-        shards[index] = _shard_within(outer, own, ranks)
+        shards[index] = shard_within(_of_part(outer, ranks), own)
         if shards[index].after_fw and token_layer.output is not None:
             held = part_of_tokens(held_layer(network.layers[index], outer), token_layer, ranks)
             shards[index] = shards[index]._replace(held=held)
@@ -177,26 +177,13 @@ def _of_tokens(memory: LayerMemory, ranks: int) -> LayerMemory:
     return msgspec.structs.replace(memory, kept=(of_sample // ranks, fixed))
 
 
-def _shard_within(outer: LayerShard, own: LayerShard, ranks: int) -> LayerShard:
-    """What a rank runs of a layer of which one axis leaves it ``outer``, and another one ``own`` of that.
-
-    Args:
-        ranks: along the other axis, which each hold an equal part of what the first axis sends.
-    """
-    sent = outer.before_fw, outer.after_fw, outer.before_bw, outer.after_bw
+def _of_part(outer: LayerShard, ranks: int) -> LayerShard:
+    """What another axis leaves of a layer, where it sends so many ranks' part of the tokens each."""
     before_fw, after_fw, before_bw, after_bw = (
-        tuple(_of_one_part(work, ranks) for work in works) if works else () for works in sent
+        tuple(_of_one_part(work, ranks) for work in works)
+        for works in (outer.before_fw, outer.after_fw, outer.before_bw, outer.after_bw)
     )
-    return own._replace(
-        shard=outer.shard + own.shard,
-        before_fw=(*before_fw, *own.before_fw),
-        after_fw=(*own.after_fw, *after_fw),
-        before_bw=(*before_bw, *own.before_bw),
-        after_bw=(*own.after_bw, *after_bw),
-        # Gradients of parameters, which have no tokens.
-        sums=(*own.sums, *outer.sums),
-        leader=outer.leader if own.leader is None else own.leader,
-    )
+    return outer._replace(before_fw=before_fw, after_fw=after_fw, before_bw=before_bw, after_bw=after_bw)
 
 
 def _of_one_part(work: Communication, ranks: int) -> Communication:

@@ -61,6 +61,7 @@ AXIS = AxisKind(
             Trait.DIVIDES_BATCH,
             Trait.REPLICATES,
             Trait.SHARDS_LAYERS,
+            Trait.CUTS_EXPERTS,
             Trait.SENDS_AS_COMPUTED,
         }
     ),

@@ -20,12 +20,14 @@ from paradl_bench.plan.axis_planner import AxisPlace
 from paradl_bench.plan.settings import PlanSettings
 from paradl_bench.plan.strategy import Axis
 from paradl_bench.strategies.expert.plan import PLANNER, routes_of
-from paradl_bench.strategies.expert.routes import Product, Routes
+from paradl_bench.strategies.expert.routes import Routes
 from paradl_bench.strategies.running.group_functions import Group, move_rows
 from paradl_bench.strategies.running.parameters import replace_parameter
 from paradl_bench.strategies.running.sharded_module import Call, Rule, Sharding, functions_of
+from paradl_bench.strategies.splitting.grouped_products import Product, rows_given, with_rows
 
 _MARK = "_paradl_rows_of_experts"
+_ENDS = ("offs", "offsets")
 
 
 class ExpertRunner:
@@ -186,19 +188,17 @@ class _Takes(NamedTuple):
 
     def __call__(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[tuple[Any, ...], dict[str, Any]]:
         """Arguments with the rows of this rank's experts, and their ends."""
-        named = next((name for name in ("input", "mat_a", "self") if name in kwargs), None)
-        rows = args[0] if named is None else kwargs[named]
-        ends = args[2] if len(args) > 2 else next(kwargs[name] for name in ("offs", "offsets") if name in kwargs)
+        rows = rows_given(args, kwargs)
+        ends = args[2] if len(args) > 2 else next(kwargs[name] for name in _ENDS if name in kwargs)
         if self.counts:
             self.of.exchange(ends)
         if self.sends:
             rows = self.of.send(self.product.rows, rows, again=self.again)
         assert self.of.sizes is not None
         own_ends = self.of.sizes.ends
-        changed: dict[str, Any] = {name: own_ends for name in ("offs", "offsets") if name in kwargs}
-        changed |= {} if named is None else {named: rows}
-        given = (rows, *args[1:]) if named is None else args
-        return (*given[:2], own_ends, *given[3:]) if len(args) > 2 else given, kwargs | changed
+        args, kwargs = with_rows(args, kwargs, rows)
+        kwargs = kwargs | {name: own_ends for name in _ENDS if name in kwargs}
+        return (*args[:2], own_ends, *args[3:]) if len(args) > 2 else args, kwargs
 
 
 class _Routed:

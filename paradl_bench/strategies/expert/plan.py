@@ -24,7 +24,7 @@ from paradl_bench.core.errors import UserError
 from paradl_bench.network.graph import DTYPE_BYTES, Layer, ModelGraph, Tensor
 from paradl_bench.network.kinds.autocast import widths_of
 from paradl_bench.plan.axis_planner import AxisPlace, Latest, PartsHeld, ShardedLayers, part_of_layer, shard_label
-from paradl_bench.plan.compute import LayerShard, layers_with_gradient
+from paradl_bench.plan.compute import LayerShard, layers_with_gradient, shard_within
 from paradl_bench.plan.mesh import check_batch
 from paradl_bench.plan.settings import Limit, PlanSettings
 from paradl_bench.plan.strategy import Axis, Strategy
@@ -96,7 +96,14 @@ class ExpertPlanner:
     def shard(self, network: ModelGraph, place: AxisPlace, settings: PlanSettings) -> ShardedLayers:
         """See :class:`~paradl_bench.plan.axis_planner.ShardingPlanner`; alike at every position."""
         key = place._replace(position=0), settings
-        return self._shards.get(network, key, lambda: _shard(network, place, settings))
+        return self._shards.get(network, key, lambda: _shard(ShardedLayers({}, network), network, place, settings))
+
+    def shard_further(
+        self, sharded: ShardedLayers, network: ModelGraph, place: AxisPlace, settings: PlanSettings
+    ) -> ShardedLayers:
+        """See :class:`~paradl_bench.plan.axis_planner.FurtherPlanner`; alike at every position."""
+        key = place._replace(position=0), settings
+        return self._shards.get(sharded, key, lambda: _shard(sharded, network, place, settings))
 
 
 PLANNER = ExpertPlanner()
@@ -111,25 +118,45 @@ def _check_even(network: ModelGraph, strategy: Strategy, ranks: int) -> None:
             )
 
 
-def _shard(network: ModelGraph, place: AxisPlace, settings: PlanSettings) -> ShardedLayers:
+def _shard(sharded: ShardedLayers, network: ModelGraph, place: AxisPlace, settings: PlanSettings) -> ShardedLayers:
+    """What the rank runs of each layer, where other axes leave it ``sharded``."""
     routes = routes_of(network)
+    left = [sharded.shards.get(index) or LayerShard(layer) for index, layer in enumerate(network.layers)]
     ranks, label = place.axis.degree, shard_label(place.axis, settings)
     imbalance = settings.of(ExpertOptions).expert_imbalance
-    messages = _Messages(network, routes, place, settings)
-    shards = {}
+    _check_sums(network, left, routes, place)
+    messages = _Messages(network, left, routes, place, settings)
+    shards = dict(sharded.shards)
     for index in sorted({*routes.routed, *routes.views, *routes.returned, *messages.gradients}):
-        layer = network.layers[index]
-        shard = LayerShard(layer)
+        layer = left[index].layer
+        own = LayerShard(layer)
         if index in routes.views:
-            shard = LayerShard(msgspec.structs.replace(layer, output_shape=_fewer(layer.output_shape, ranks)), label)
+            own = LayerShard(msgspec.structs.replace(layer, output_shape=_fewer(layer.output_shape, ranks)), label)
         elif index in routes.routed:
-            shard = LayerShard(_on_own_experts(layer, routes, index, ranks, imbalance), label)
-        before, behind = messages.of(index)
-        shards[index] = shard._replace(before_fw=before, after_bw=behind)
+            own = LayerShard(_on_own_experts(layer, routes, index, ranks, imbalance), label)
+        before, made, behind = messages.of(index)
+        shards[index] = shard_within(left[index], own._replace(before_fw=before, after_fw=made, after_bw=behind))
     weights = frozenset(product.weight for product in routes.products.values())
-    held = tuple(_part(tensor, ranks) if tensor.name in weights else tensor for tensor in network.parameters)
-    together = tuple(_together(network, routes, messages))
-    return ShardedLayers(shards, msgspec.structs.replace(network, parameters=held), apart=weights, together=together)
+    held = tuple(_part(tensor, ranks) if tensor.name in weights else tensor for tensor in sharded.network.parameters)
+    return sharded._replace(
+        shards={index: shards[index] for index in sorted(shards)},
+        network=msgspec.structs.replace(sharded.network, parameters=held),
+        apart=sharded.apart | weights,
+        together=(*sharded.together, *_together(network, routes, messages)),
+    )
+
+
+def _check_sums(network: ModelGraph, left: list[LayerShard], routes: Routes, place: AxisPlace) -> None:
+    """Refuse what another axis would sum of rows that are with their experts: no rank knows how many these are."""
+    back = {source for sources in routes.returned.values() for source in sources}
+    for index in routes.routed:
+        forward = left[index].after_fw and index not in back
+        if forward or (left[index].after_bw and index not in routes.sent):
+            raise UserError(
+                f"strategy {place.axis}: another axis sums rows of layer {network.layers[index].name}"
+                f" {'behind' if forward else 'in backward of'} it, where these are with their experts; leave it whole"
+                " there (--split)"
+            )
 
 
 def _together(network: ModelGraph, routes: Routes, messages: _Messages) -> Iterator[range]:
@@ -152,8 +179,13 @@ class _Messages:
             made those rows: the first that reads them and has a gradient, as what takes their dtype has none.
     """
 
-    def __init__(self, network: ModelGraph, routes: Routes, place: AxisPlace, settings: PlanSettings) -> None:
+    def __init__(
+        self, network: ModelGraph, left: list[LayerShard], routes: Routes, place: AxisPlace, settings: PlanSettings
+    ) -> None:
         self._network, self._routes, self._place = network, routes, place
+        self._layers = [shard.layer for shard in left]
+        # What ranks along another axis add up goes back first: its rows are known to be all of the rank's tokens then.
+        self._summed = {source for back in routes.returned.values() for source in back if left[source].after_fw}
         self._widths = widths_of(network, settings.dtype, settings.device)
         self._imbalance = settings.of(ExpertOptions).expert_imbalance
         names = (layer.name for layer in network.layers)
@@ -169,8 +201,8 @@ class _Messages:
         reads = (i for i in behind if layers[source].name in layers[i].inputs and self._differentiated[layers[i].name])
         return next(reads, first)
 
-    def of(self, index: int) -> tuple[tuple[Collective, ...], tuple[Collective, ...]]:
-        """Before forward of a layer, and behind its backward."""
+    def of(self, index: int) -> tuple[tuple[Collective, ...], tuple[Collective, ...], tuple[Collective, ...]]:
+        """Before and behind forward of a layer, and behind its backward."""
         forward, backward = [], []
         if index in self._routes.counted:
             experts = self._routes.products[index].experts
@@ -178,19 +210,19 @@ class _Messages:
             numbers = self._place.collective("all_to_all", experts, batchless=True, element_bytes=size)
             forward.append(self._parted(numbers))
         if index in self._routes.sent:
-            rows = self._rows(math.prod(self._network.layers[index].input_shapes[0]), index)
+            rows = self._rows(math.prod(self._layers[index].input_shapes[0]), index)
             forward.append(rows)
             if self._differentiated.get(self._routes.products[index].rows, False):
                 backward.append(rows)
-        for source in self._routes.returned.get(index, ()):
-            forward.append(self._made(source))
+        back = self._routes.returned.get(index, ())
+        forward += (self._made(source) for source in back if source not in self._summed)
         for source in self.gradients.get(index, ()):
             if self._differentiated[self._network.layers[source].name]:
                 backward.insert(0, self._made(source))
-        return tuple(forward), tuple(backward)
+        return tuple(forward), (self._made(index),) if index in self._summed else (), tuple(backward)
 
     def _made(self, source: int) -> Collective:
-        return self._rows(math.prod(self._network.layers[source].output_shape), source)
+        return self._rows(math.prod(self._layers[source].output_shape), source)
 
     def _rows(self, elements: int, index: int) -> Collective:
         """The rows of all of a rank's tokens: what the busiest rank sends, and of that what every rank knows."""

@@ -13,24 +13,10 @@ from types import MappingProxyType
 from typing import NamedTuple
 
 from paradl_bench.network.graph import RETURNS_INPUT, Layer, ModelGraph
+from paradl_bench.strategies.splitting.grouped_products import OtherProduct, Product, grouped_products
 
 _BY_ROW = ("elementwise", "activation")
 _VIEWS_BY_ROW = ("chunk", "split")
-_VIEWS_OF_WEIGHTS = ("transpose", "permute", "mT", "to", "contiguous")
-
-
-class Product(NamedTuple):
-    """A grouped product.
-
-    Attributes:
-        rows: name of the layer that makes its rows. ends: of the one that tells where each expert's rows end.
-        weight: name of the parameter. experts: how many it has a matrix of.
-    """
-
-    rows: str
-    ends: str
-    weight: str
-    experts: int
 
 
 class Routes(NamedTuple):
@@ -60,58 +46,14 @@ class Routes(NamedTuple):
         return min(self.products, key=lambda index: self.products[index].experts, default=None)
 
 
-class _CannotRoute(Exception):
-    """Says which layer."""
-
-
 def find_routes(network: ModelGraph) -> Routes:
     """How rows go, or why experts can't be shared out."""
     products: dict[int, Product] = {}
     try:
-        products, views = _products(network)
+        products, views = grouped_products(network)
         return _route(network, products, views)
-    except _CannotRoute as error:
+    except OtherProduct as error:
         return Routes(products, refused=str(error))
-
-
-def _products(network: ModelGraph) -> tuple[dict[int, Product], frozenset[int]]:
-    """The grouped products, and the layers that view their matrices."""
-    shapes = {parameter.name: parameter.shape for parameter in network.parameters}
-    view_of: dict[str, tuple[int, str]] = {}
-    products: dict[int, Product] = {}
-    for index, layer in enumerate(network.layers):
-        if layer.kind == "grouped_matmul":
-            products[index] = _product(layer, view_of, shapes)
-        elif layer.kind == "view" and layer.attributes.get("function") in _VIEWS_OF_WEIGHTS and not layer.inputs:
-            shape = shapes.get(layer.parameters[0], ()) if len(layer.parameters) == 1 else ()
-            if len(shape) == 3 and layer.output_shape[:1] == shape[:1]:
-                view_of[layer.name] = index, layer.parameters[0]
-    weights = {product.weight for product in products.values()}
-    views = frozenset(index for index, weight in view_of.values() if weight in weights)
-    names = {network.layers[index].name for index in views}
-    for index, layer in enumerate(network.layers):
-        if index in products or index in views or layer.attributes.get(RETURNS_INPUT):
-            continue
-        of_weights = [name for name in layer.parameters if name in weights]
-        if of_weights or names.intersection(layer.inputs):
-            raise _CannotRoute(f"{layer.name} ({layer.kind}), which reads the experts' matrices otherwise")
-    return products, views
-
-
-def _product(layer: Layer, view_of: dict[str, tuple[int, str]], shapes: dict[str, tuple[int, ...]]) -> Product:
-    where = f"{layer.name} ({layer.kind})"
-    weight = ""
-    if len(layer.inputs) == 3 and layer.inputs[1] in view_of:
-        weight = view_of[layer.inputs[1]][1]
-    elif len(layer.inputs) == 2 and len(layer.parameters) == 1:
-        weight = layer.parameters[0]
-    experts = layer.attributes.get("groups")
-    if weight not in shapes or shapes[weight][0] != experts:
-        raise _CannotRoute(f"{where}, whose matrices are no trained parameter of one matrix an expert")
-    # Of one row a sample the shape is that of the row.
-    if len(layer.input_shapes[0]) not in (1, 2) or layer.handled:
-        raise _CannotRoute(f"{where}, whose rows are not those of tokens")
-    return Product(layer.inputs[0], layer.inputs[-1], weight, int(experts))
 
 
 def _route(network: ModelGraph, products: dict[int, Product], views: frozenset[int]) -> Routes:
@@ -121,10 +63,10 @@ def _route(network: ModelGraph, products: dict[int, Product], views: frozenset[i
             walk.step(index, layer)
     twice = next((name for name in walk.read_routed if name in walk.taken_back), None)
     if twice is not None:
-        raise _CannotRoute(f"{twice}, whose rows are read by experts and by others")
+        raise OtherProduct(f"{twice}, whose rows are read by experts and by others")
     left = next((name for name in network.outputs if name in walk.ends_of), None)
     if left is not None:
-        raise _CannotRoute(f"{left}, whose rows the model returns")
+        raise OtherProduct(f"{left}, whose rows the model returns")
     return Routes(
         products,
         frozenset(walk.counted.values()),

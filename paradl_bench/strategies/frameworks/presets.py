@@ -63,5 +63,5 @@ def scatters_gradients(strategy: Strategy, settings: PlanSettings) -> bool:
 
     Where some ranks hold other parameters than others, no part is of all of them.
     """
-    alike = not any(axis.has(Trait.DIVIDES_BATCH) and axis.has(Trait.SHARDS_LAYERS) for axis in strategy.axes)
+    alike = not any(axis.has(Trait.CUTS_EXPERTS) for axis in strategy.axes)
     return alike and zero_stage(strategy) == 1 and framework_of(settings).splits_evenly

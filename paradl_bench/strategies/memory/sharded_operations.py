@@ -164,6 +164,8 @@ class ShardedOperations(RankOperations):
             return part
         summed = of_operation(shard.after_fw, "all_reduce")
         whole = self._output_bytes(shard.held or layer)
+        for move in of_operation(shard.after_fw, "all_to_all"):
+            part = self._taken_back(part, move)
         for gather in of_operation(shard.after_fw, "all_gather"):
             gathered = ledger.allocate(whole)
             ledger.mark(gather.ranks * gather.message_bytes + self._padding(part.size, gather))
@@ -179,6 +181,13 @@ class ShardedOperations(RankOperations):
                 ledger.release(part)
                 part = larger
         return part
+
+    def _taken_back(self, made: Storage, move: Collective) -> Storage:
+        """The rows of the rank's own tokens, beside what it made of others' and the copy of that which it sends."""
+        back = self._ledger.allocate(move.ranks * (move.known_bytes or move.message_bytes))
+        self._ledger.mark(made.size)
+        self._ledger.release(made)
+        return back
 
     def _scattered(self, i: int, whole: Storage) -> Storage:
         """The part of the sum of what ranks made, and of that with its bias, which comes last."""
@@ -273,7 +282,11 @@ class ShardedOperations(RankOperations):
         """The gradient of a layer's input after the rank's own was communicated."""
         layer, shard = self._layers[i], self._shards[i]
         if any(_moves(move, gradient.size) for move in of_operation(shard.after_bw, "all_to_all")):
-            return self._replaced(gradient, gradient.size, gradient.size)
+            gradient = self._replaced(gradient, gradient.size, gradient.size)
+            # Of rows that are back, ranks along another axis add up what each made of them.
+            for _ in of_operation(shard.after_bw, "all_reduce"):
+                gradient = self._replaced(gradient, gradient.size)
+            return gradient
         if not shard.shard:
             return gradient
         gathers = of_operation(shard.before_fw, "all_gather")

@@ -1,10 +1,10 @@
 """The plan of any nesting of axes: who shards layers, and who exchanges gradients with whom.
 
 The rules of the axes are in their folders, and here they are put together by their traits, so that no combination is
-written by hand and no axis is known by name. One axis shards layers, or two in turn: one that cuts features, and one
-that cuts tokens of what comes of that. Stages take their ranges of the result. Ranks that hold the same parameters
-exchange gradients as torch's DistributedDataParallel does, or in messages that the settings give. Axes nest in every
-order, which decides who is whose neighbour and nothing else.
+written by hand and no axis is known by name. One axis shards layers, or several in turn: one that cuts features, one
+that cuts tokens of what comes of that, one that cuts experts of what is left. Stages take their ranges of the result.
+Ranks that hold the same parameters exchange gradients as torch's DistributedDataParallel does, or in messages that the
+settings give. Axes nest in every order, which decides who is whose neighbour and nothing else.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ import msgspec
 from paradl_bench.core.errors import UserError
 from paradl_bench.network.graph import ModelGraph
 from paradl_bench.network.kinds.autocast import as_held
-from paradl_bench.plan.axes.kind import Trait
+from paradl_bench.plan.axes.kind import IN_TURN, Trait
 from paradl_bench.plan.axes.registry import kinds_with
 from paradl_bench.plan.axis_planner import (
     AxisPlace,
@@ -69,21 +69,20 @@ _LATEST: Latest[ReplicaShards] = Latest()
 
 
 def check_nesting(strategy: Strategy) -> None:
-    """The rule of which axes nest, over their traits: of those that shard layers one, or one that cuts features and one
-    that cuts tokens, and all others.
+    """The rule of which axes nest, over their traits: of those that shard layers one, or one each of those that do so
+    in turn, and all others.
 
     Raises:
         UserError: other axes both shard layers.
     """
     sharding = [axis for axis in strategy.axes if axis.has(Trait.SHARDS_LAYERS)]
-    in_turn = Trait.CUTS_FEATURES, Trait.CUTS_TOKENS
-    nests = len(sharding) == 2 and all(any(axis.has(trait) for axis in sharding) for trait in in_turn)
-    if len(sharding) > 1 and not nests:
-        pair = "".join(f"{kinds_with(trait)[0].letter}2" for trait in in_turn)
+    turns = [trait for axis in sharding for trait in IN_TURN if axis.has(trait)]
+    if len(sharding) > 1 and not len(sharding) == len(turns) == len(set(turns)):
+        together = "".join(f"{kinds_with(trait)[0].letter}2" for trait in IN_TURN)
         raise UserError(
             f"strategy {strategy}: {' and '.join(axis.kind for axis in sharding)} both share layers out, and one of"
-            " them can; nest one with data or a pipeline, as d2f2 or d2p2f2, or cut features and tokens of the same"
-            f" layers, as {pair}"
+            " them can; nest one with data or a pipeline, as d2f2 or d2p2f2, or cut features, tokens and experts of the"
+            f" same layers, as {together}"
         )
 
 

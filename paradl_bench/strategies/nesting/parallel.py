@@ -1,7 +1,7 @@
 """A module as one rank of a strategy trains it: layers sharded along some axes, gradients exchanged along others.
 
-Axes nest: one shards layers, or two in turn, the stages of a pipeline take their ranges of them, and whoever holds the
-same parameters then exchanges gradients. No combination of kinds is written by hand.
+Axes nest: one shards layers, or several in turn, the stages of a pipeline take their ranges of them, and whoever holds
+the same parameters then exchanges gradients. No combination of kinds is written by hand.
 
 All of torch that this takes is loaded with it: some of its functions have the group of all ranks, as it is when they
 are loaded, for a default, and would keep it after the ranks left.
@@ -59,6 +59,7 @@ from paradl_bench.strategies.running.sharded_module import (
     sharded_loss,
 )
 from paradl_bench.strategies.running.spans import Spans
+from paradl_bench.strategies.splitting.channel_shards import with_parameter_shapes
 
 _NONE_TIED: Mapping[str, int] = MappingProxyType({})
 
@@ -253,7 +254,11 @@ def _sharding(
     for number, index in enumerate(axes_that_shard(strategy)):
         axis = strategy.axes[index]
         of_axis = sharding_runner(axis.declared).shard(module, network, axis, mesh.group((index,)), settings)
-        sharding = nest(sharding, of_axis, axis.degree) if number else of_axis
+        if number:
+            held = {name: tuple(parameter.shape) for name, parameter in module.named_parameters()}
+            parts = axis.degree if axis.has(Trait.CUTS_TOKENS) else 1
+            of_axis = nest(sharding, of_axis, with_parameter_shapes(network, held), parts)
+        sharding = of_axis
     if settings.batch_norm == "sync":
         axes_of = statistics_axes(network, strategy, settings)
         groups = {index: mesh.group(axes) for index, axes in axes_of.items()}

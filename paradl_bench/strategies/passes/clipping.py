@@ -35,8 +35,8 @@ def axes_of_norm(strategy: Strategy) -> tuple[int, ...]:
 
 def _holds_others(axis: Axis) -> bool:
     """Whether ranks along an axis hold other parameters, or parts of them; those along a replicating one may do so."""
-    cuts = axis.has(Trait.SHARDS_LAYERS) and (axis.has(Trait.DIVIDES_BATCH) or not axis.has(Trait.REPLICATES))
-    return cuts or axis.has(Trait.STAGES)
+    cuts = axis.has(Trait.SHARDS_LAYERS) and not axis.has(Trait.REPLICATES)
+    return cuts or axis.has(Trait.CUTS_EXPERTS) or axis.has(Trait.STAGES)
 
 
 def ranks_alike(

@@ -1,8 +1,9 @@
 """What two axes together make of a module: each layer that both have a rule for runs by one inside of the other.
 
-The outer axis leaves a rank a part of every tensor, as some heads. The inner one cuts that again, as by tokens. In the
-place of a layer's function the outer axis' rule calls the inner one's, which calls the function itself. Where the outer
-axis cuts tokens too, it takes its part of those that the inner one leaves, by rules inside of both.
+The outer axis leaves a rank a part of every tensor, as some heads. The inner one cuts that again, as by tokens, or
+sends rows of it to ranks that hold their experts. In the place of a layer's function the outer axis' rule calls the
+inner one's, which calls the function itself. Where the outer axis cuts tokens too, it takes its part of those that the
+inner one leaves, by rules inside of both.
 """
 
 from __future__ import annotations
@@ -12,20 +13,23 @@ from typing import Any
 
 import torch
 
+from paradl_bench.network.graph import ModelGraph
 from paradl_bench.strategies.running.sharded_module import Call, Rule, Sharding, Substitute, beside, instead
 
 
-def nest(outer: Sharding, inner: Sharding, ranks: int) -> Sharding:
-    """Both; ``inner`` leaves parameters as ``outer`` has made them, and has a loss of parts if one of them has.
+def nest(outer: Sharding, inner: Sharding, network: ModelGraph, parts: int = 1) -> Sharding:
+    """Both.
 
     Args:
-        ranks: along the inner axis, which each hold an equal part of the tokens.
+        network: with the shapes that both leave parameters in.
+        parts: that the inner axis cuts the tokens into; 1 where it leaves a rank all of them.
     """
-    assert outer.loss is None
-    outer = outer.within(ranks) if outer.within else outer
+    assert outer.loss is None or inner.loss is None
+    outer = outer.within(parts) if outer.within and parts > 1 else outer
+    rules = one_inside(outer.rules, inner.rules)
     return inner._replace(
-        rules=one_inside(one_inside(outer.rules, inner.rules), outer.inside),
-        network=outer.network,
+        rules=one_inside(rules, outer.inside) if parts > 1 else rules,
+        network=network,
         enter=_in_turn(outer.enter, inner.enter),
         leave=_in_turn(inner.leave, outer.leave),
         whole_shape=_WholeShape(outer, inner),
@@ -34,6 +38,7 @@ def nest(outer: Sharding, inner: Sharding, ranks: int) -> Sharding:
         forget=_one_by_one(outer.forget, inner.forget),
         randomness=(*outer.randomness, *inner.randomness),
         own_part=_OwnPart(outer, inner),
+        loss=outer.loss or inner.loss,
         apart=outer.apart | inner.apart,
     )
 

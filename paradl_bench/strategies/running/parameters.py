@@ -30,7 +30,7 @@ def replace_parameter(module: torch.nn.Module, name: str, value: torch.Tensor) -
     """
     old = module.get_parameter(name)
     shard = torch.nn.Parameter(value.detach().clone(), requires_grad=old.requires_grad)
-    setattr(shard, WHOLE_SHAPE, old.shape)
+    setattr(shard, WHOLE_SHAPE, getattr(old, WHOLE_SHAPE, old.shape))
     for owner in module.modules():
         for attribute in [attribute for attribute, held in owner._parameters.items() if held is old]:
             owner.register_parameter(attribute, shard)

@@ -6,6 +6,7 @@ from collections import Counter
 from typing import NamedTuple
 
 from paradl_bench.network.graph import Layer, ModelGraph
+from paradl_bench.strategies.splitting.grouped_products import GROUPED, OtherProduct, grouped_products
 
 _STORED_BY_INPUTS = ("addmm", "matmul", "mm")
 """Functions that multiply by the weight as it is; ``linear`` multiplies by its transpose."""
@@ -17,14 +18,18 @@ class Linear(NamedTuple):
 
     Attributes:
         weight, bias: names; no bias is an empty name.
-        output_dim: dim of the weight along which the output's features lie; 0 or 1.
+        output_dim, input_dim: dims of the weight along which the output's and the input's features lie.
         tied: whether the weight is a table of embeddings as well, and belongs to no other layer.
+        view: index of the layer that turns the weight, where that is a matrix for each of several groups of rows, as
+            experts have; None where the product reads it itself.
     """
 
     weight: str
     bias: str
     output_dim: int
+    input_dim: int
     tied: bool = False
+    view: int | None = None
 
 
 def function_of(layer: Layer) -> str:
@@ -38,7 +43,7 @@ def linear_layers(network: ModelGraph) -> dict[int, Linear | str]:
     tables = (layer for layer in network.layers if layer.kind == "embedding")
     looked_up = Counter(name for layer in tables for name in layer.parameters)
     shapes = {parameter.name: parameter.shape for parameter in network.parameters}
-    linear_or_reason: dict[int, Linear | str] = {}
+    linear_or_reason: dict[int, Linear | str] = _of_groups(network, used)
     for index, layer in enumerate(network.layers):
         function = function_of(layer)
         if function != "linear" and function not in _STORED_BY_INPUTS:
@@ -59,7 +64,22 @@ def linear_layers(network: ModelGraph) -> dict[int, Linear | str]:
             shape = shapes[matrices[0]]
             if (layer.output_shape[-1], layer.input_shapes[0][-1]) == (shape[dim], shape[1 - dim]):
                 tied = any(looked_up[name] for name in layer.parameters)
-                linear_or_reason[index] = Linear(matrices[0], biases[0] if biases else "", dim, tied)
+                linear_or_reason[index] = Linear(matrices[0], biases[0] if biases else "", dim, 1 - dim, tied)
             else:
                 linear_or_reason[index] = "its weight does not multiply the features that it reads"
-    return linear_or_reason
+    return {index: linear_or_reason[index] for index in sorted(linear_or_reason)}
+
+
+def _of_groups(network: ModelGraph, used: Counter[str]) -> dict[int, Linear | str]:
+    """Products of groups of rows with a matrix each."""
+    try:
+        products, _ = grouped_products(network)
+    except OtherProduct as error:
+        grouped = (index for index, layer in enumerate(network.layers) if layer.kind == GROUPED)
+        return dict.fromkeys(grouped, f"experts can't be cut: {error}")
+    return {
+        index: SHARED
+        if used[product.weight] > 1
+        else Linear(product.weight, "", product.output_dim, 3 - product.output_dim, view=product.view)
+        for index, product in products.items()
+    }

@@ -26,6 +26,7 @@ from paradl_bench.strategies.running.own_randomness import OwnRandomness
 from paradl_bench.strategies.running.parameters import replace_parameter
 from paradl_bench.strategies.running.sharded_module import Call, Rule, Sharding, beside, functions_of, instead
 from paradl_bench.strategies.splitting.channel_shards import with_parameter_shapes
+from paradl_bench.strategies.splitting.grouped_products import GROUPED, rows_given, with_rows
 from paradl_bench.strategies.splitting.options import SplitOptions
 from paradl_bench.strategies.tensor.cuts import Cut
 from paradl_bench.strategies.tensor.linear import function_of
@@ -76,7 +77,7 @@ def _sharding(
     on, random = settings.of(SequenceOptions).on, OwnRandomness(group)
     sequence = SequenceRun(find_parts(network, pairs), group, random, cut_before) if on else None
     summed = sequence.scattered if sequence else partial(reduce, group=group)
-    inputs = {leader: _SharedInput(group, sequence) for leader in last_of}
+    inputs = {leader: _SharedInput(network.layers[leader], group, sequence) for leader in last_of}
     rules, parts = {}, {}
     for index, piece in pairs.pieces.items():
         layer = network.layers[index]
@@ -180,7 +181,9 @@ def _whole_shape(sequence: SequenceRun | None, tensor: torch.Tensor) -> torch.Si
 class _SharedInput:
     """What some layers by columns read: its gradient is summed over the group once for all of them."""
 
-    def __init__(self, group: Group, sequence: SequenceRun | None) -> None:
+    def __init__(self, layer: Layer, group: Group, sequence: SequenceRun | None) -> None:
+        # Autocast converts nothing of products of groups.
+        self._converts = layer.kind != GROUPED
         self._group, self._sequence = group, sequence
         self._whole: torch.Tensor | None = None
         self._shared: torch.Tensor | None = None
@@ -188,7 +191,7 @@ class _SharedInput:
     def __call__(self, whole: torch.Tensor) -> torch.Tensor:
         if self._shared is None or self._whole is not whole:
             # Converted once for all of them, so that what is summed is as narrow as what the products make.
-            self._whole, read = whole, as_product_reads_it(whole)
+            self._whole, read = whole, as_product_reads_it(whole) if self._converts else whole
             if self._sequence and self._sequence.own.parted_along(whole) is not None:
                 self._shared = self._sequence.gathered(read)
             else:
@@ -245,6 +248,8 @@ class _Column:
         self._part, self._shared, self._last = part, shared, last
 
     def __call__(self, function: Call, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        if self._part.layer.kind == GROUPED:
+            return self._of_groups(function, args, kwargs)
         given = _bind(self._part.layer, args, kwargs)
         shared = given._replace(input=self._shared(given.input))
         if self._last:
@@ -254,6 +259,12 @@ class _Column:
         if shared.bias is None:
             return self._part.mark(instead(function, torch.matmul)(shared.input, shared.weight))
         return self._part.mark(instead(function, torch.addmm)(shared.bias, shared.input, shared.weight))
+
+    def _of_groups(self, function: Call, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        args, kwargs = with_rows(args, kwargs, self._shared(rows_given(args, kwargs)))
+        if self._last:
+            self._shared.forget()
+        return self._part.mark(function(*args, **kwargs))
 
 
 class _Row:
@@ -265,6 +276,8 @@ class _Row:
         self._layer, self._summed, self._sequence = layer, summed, sequence
 
     def __call__(self, function: Call, args: tuple[Any, ...], kwargs: dict[str, Any]) -> torch.Tensor:
+        if self._layer.kind == GROUPED:
+            return self._summed(function(*args, **kwargs))
         given = _bind(self._layer, args, kwargs)
         made = self._summed(_multiply(self._layer, function, given))
         if given.bias is None:

@@ -28,8 +28,9 @@ from paradl_bench.plan.settings import Limit, PlanSettings
 from paradl_bench.plan.strategy import Axis, Strategy
 from paradl_bench.plan.tasks import Collective
 from paradl_bench.strategies.splitting.channel_shards import check_extent, with_parameter_shapes
+from paradl_bench.strategies.splitting.grouped_products import GROUPED
 from paradl_bench.strategies.splitting.options import SplitOptions
-from paradl_bench.strategies.tensor.cuts import is_view
+from paradl_bench.strategies.tensor.cuts import Cut, is_view
 from paradl_bench.strategies.tensor.pairs import WHOLE_OUTPUT, Pairs, Piece, find_pairs
 from paradl_bench.strategies.tensor.sequence.options import SequenceOptions
 from paradl_bench.strategies.tensor.sequence.parts import (
@@ -113,6 +114,14 @@ class TensorPlanner:
         anew = {key: piece for key, piece in wanted.items() if key not in known}
         known |= _shards_of_pieces(network, anew, place, settings, sequence, messages)
         shards = {key[0]: known[key] for key in wanted}
+        shards |= {
+            linear.view: LayerShard(
+                msgspec.structs.replace(network.layers[linear.view], output_shape=shards[index].layer.input_shapes[1]),
+                label,
+            )
+            for index, linear in pairs.linear.items()
+            if linear.view is not None
+        }
         if sequence and messages:
             shards |= self._of_tokens.get(
                 network, alike, lambda: shards_of_tokens(network, pairs, sequence, messages, label)
@@ -195,6 +204,12 @@ def shard_layer(layer: Layer, piece: Piece, interval: Interval) -> Layer:
     for index, input_cut in enumerate(piece.inputs):
         if input_cut:
             inputs[index] = input_cut.shape(inputs[index], interval, piece.atoms)
+    moved = inputs
+    if layer.kind == GROUPED:
+        # Matrices that a view has turned are read too, and count where their parameter is read.
+        moved = inputs[:1]
+        turned = Cut(-2) if piece.part == "row" else piece.cut
+        inputs[1:] = (turned.shape(shape, interval, piece.atoms) if len(shape) == 3 else shape for shape in inputs[1:])
     if "out_features" in attributes:
         attributes["out_features"] = output[-1]
     if "output" in attributes:
@@ -212,7 +227,7 @@ def shard_layer(layer: Layer, piece: Piece, interval: Interval) -> Layer:
         attributes=attributes,
         input_shapes=tuple(inputs),
         output_shape=output,
-        fw_bytes=0 if is_view(layer) else 4 * (sum(map(math.prod, inputs)) + math.prod(output)),
+        fw_bytes=0 if is_view(layer) else 4 * (sum(map(math.prod, moved)) + math.prod(output)),
     )
 
 
@@ -229,7 +244,7 @@ def parameter_ranges(network: ModelGraph, pairs: Pairs, parts: int, position: in
             dims[network.layers[index].parameters[0]] = 0
         elif index in pairs.linear:
             linear = pairs.linear[index]
-            dims[linear.weight] = linear.output_dim if piece.part == "column" else 1 - linear.output_dim
+            dims[linear.weight] = linear.output_dim if piece.part == "column" else linear.input_dim
             if linear.bias and piece.part == "column":
                 dims[linear.bias] = 0
         for name, dim in dims.items():

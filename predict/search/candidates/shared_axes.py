@@ -1,4 +1,4 @@
-"""Axes that share layers, of each degree that divides the ranks: one, or one of features and one of tokens."""
+"""Axes that share layers, of each degree that divides the ranks: one, or one each of those that do so in turn."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from paradl_bench.core.errors import UserError
 from paradl_bench.network.equal_blocks import without_equal_blocks
 from paradl_bench.network.graph import ModelGraph
-from paradl_bench.plan.axes.kind import AxisKind, Trait
+from paradl_bench.plan.axes.kind import IN_TURN, AxisKind, Trait
 from paradl_bench.plan.axes.options import AxisOptions
 from paradl_bench.plan.axes.registry import kinds_with
 from paradl_bench.plan.axis_planner import DimsPlanner, axis_planner
@@ -45,13 +45,13 @@ class SharedAxes:
             for chosen in choices_of(kind, self._settings):
                 found += [(axis, chosen) for axis in self._axes_within(kind, self._settings.having(*chosen))]
         yield from (((axis,), chosen) for axis, chosen in found)
-        of_features, of_tokens = (
-            [(axis, chosen) for axis, chosen in found if axis.has(trait)]
-            for trait in (Trait.CUTS_FEATURES, Trait.CUTS_TOKENS)
-        )
-        for (one, chosen), (other, beside) in itertools.product(of_features, of_tokens):
-            if not self._ranks % (one.degree * other.degree) and self._go_together((one, other), (*chosen, *beside)):
-                yield (one, other), (*chosen, *beside)
+        turns = [[(axis, chosen) for axis, chosen in found if axis.has(trait)] for trait in IN_TURN]
+        for several in (some for number in range(2, len(turns) + 1) for some in itertools.combinations(turns, number)):
+            for together in itertools.product(*several):
+                axes = tuple(axis for axis, _ in together)
+                choices = tuple(choice for _, chosen in together for choice in chosen)
+                if not self._ranks % math.prod(axis.degree for axis in axes) and self._go_together(axes, choices):
+                    yield axes, choices
 
     def _go_together(self, axes: tuple[Axis, ...], chosen: tuple[AxisOptions, ...]) -> bool:
         """Whether one axis shares what another leaves of layers; else the strategies that have both are counted."""

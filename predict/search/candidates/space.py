@@ -5,8 +5,8 @@ A *mesh* is what decides the work of a rank: the axes that share layers with the
 is a placement with micro-batches (accumulated without a pipeline), a schedule, a bucket size, and what it computes
 again.
 
-Of two axes that share layers, one cuts features and the other tokens: no others have a plan. What else could be asked
-for and is left out is said in ``Space.not_searched``.
+Of several axes that share layers, one cuts features, one tokens, one experts: no others have a plan. What else could be
+asked for and is left out is said in ``Space.not_searched``.
 """
 
 from __future__ import annotations

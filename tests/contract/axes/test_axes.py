@@ -117,7 +117,7 @@ def test_what_an_axis_declares_goes_with_its_planner() -> None:
         assert planner.name == kind.name
         assert isinstance(planner, ShardingPlanner) == kind.has(Trait.SHARDS_LAYERS)
         assert isinstance(planner, StagingPlanner) == kind.has(Trait.STAGES)
-        assert isinstance(planner, FurtherPlanner) == kind.has(Trait.CUTS_TOKENS)
+        assert isinstance(planner, FurtherPlanner) == (kind.has(Trait.CUTS_TOKENS) or kind.has(Trait.CUTS_EXPERTS))
 
 
 def test_options_of_an_axis_are_written_as_read() -> None:

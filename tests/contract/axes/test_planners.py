@@ -346,8 +346,8 @@ def test_parameters_are_updated_as_often_as_ranks_hold_them(strategy: Strategy) 
         if isinstance(work, WeightUpdate)
     )
     alike = [axis for axis in strategy.axes if axis.has(Trait.REPLICATES) and not axis.prefix]
-    # Along an axis that shares layers by samples, some parameters are held by one rank of each group.
-    replicas = [a.degree for a in alike if not (a.has(Trait.DIVIDES_BATCH) and a.has(Trait.SHARDS_LAYERS))]
+    # Along an axis that cuts experts, some parameters are held by one rank of each group.
+    replicas = [a.degree for a in alike if not a.has(Trait.CUTS_EXPERTS)]
     elements = network_of(strategy).parameter_elements
     assert held >= elements * math.prod(replicas)
     assert held <= elements * strategy.ranks

@@ -162,6 +162,7 @@ CASES = {
     4: [
         *("bert_untied:p4:1f1b", "gpt2_untied:d2p2:1f1b", "t5_untied:p4:1f1b", "gpt2:p2t2:1f1b", "llama:d2t2:1f1b"),
         *("bert:t4:gpipe", "t5:t4:gpipe", "mixtral:e4:gpipe", "deepseek_v3:d2e2:gpipe"),
+        *("mixtral:e2t2:gpipe", "deepseek_v3:t2e2:gpipe"),
         # Twelve tokens, which four ranks divide.
         *("bert:d2t2:gpipe+sequence", "llama:d2t2:gpipe+sequence", "longer_gpt2:t4:gpipe+sequence"),
     ],

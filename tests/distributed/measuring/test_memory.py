@@ -249,6 +249,8 @@ OF_EXPERTS = {
     2: ["Spread e2", "Spread e2 dtype=bf16", "Gathered e2 expert_imbalance=2"],
     4: ["Spread e4", "Spread d2e2", "Mixed z3d2e2", "Spread e2p2 schedule=1f1b micro_batches=4"],
 }
+OF_EXPERTS[2] += ["Spread t2", "Spread t2 dtype=bf16", "Mixed t2 recompute=all"]
+OF_EXPERTS[4] += ["Spread e2t2", "Spread t2e2 dtype=bf16", "Mixed z3d1e2t2", "Gathered e2t2 expert_imbalance=2"]
 TOLERANCE = 0.01
 """Losses, targets and counters are not predicted, and these networks are small."""
 

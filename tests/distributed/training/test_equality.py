@@ -73,6 +73,7 @@ CASES = {
         "transformer_networks.llama_tokens:x2:ring:accumulate=3 "
         "transformer_networks.gpt2_tokens:x2:ring:recompute=all transformer_networks.mixtral_tokens:e2 "
         "transformer_networks.mixtral_tokens:e2:recompute=all transformer_networks.Sorted:e2:accumulate=3 "
+        "transformer_networks.qwen_tokens:t2:accumulate=3 transformer_networks.Sorted:t2 "
         "transformer_networks.Skewed:e2"
     ),
     3: (
@@ -107,13 +108,16 @@ CASES = {
         "transformer_networks.gpt2_tokens:z1d1t2x2:ring transformer_networks.gpt2_tokens:t2x2:split=*mlp* "
         "transformer_networks.Biased:x2t2 transformer_networks.Skewed:e2d2 transformer_networks.Sorted:e4 "
         "transformer_networks.mixtral_tokens:d2e2:accumulate=3 Plain:s2d2:segmented@2 Recalling:s2x2 "
+        "transformer_networks.Sorted:e2t2:accumulate=3 transformer_networks.mixtral_tokens:t2e2:recompute=all "
+        "transformer_networks.Skewed:e2t2 transformer_networks.qwen_tokens:z3d2t2 transformer_networks.Added:z2d1t2e2 "
         "Recalling:d2s2:until=conv2"
     ),
     # Data groups that stride over the ranks of a node, and nodes whose ranks do not all lead.
     8: (
         "Plain:d4f2:leader@4 Plain:d4f2:2leaders@4 Plain:d4f2:segmented@4 Grouped:d8:3leaders@4 Plain:d8:2leaders@4 "
         "Plain:d8:segmented@4 transformer_networks.gpt2_tokens:d2x2t2 transformer_networks.gpt2_tokens:z1d2x2t2:ring "
-        "transformer_networks.llama_tokens:z3d2t2x2:sequence"
+        "transformer_networks.llama_tokens:z3d2t2x2:sequence transformer_networks.mixtral_tokens:z3d2e2t2 "
+        "transformer_networks.qwen_tokens:t2d2e2 transformer_networks.Sorted:z1d2t2e2:accumulate=3"
     ),
 }
 
@@ -128,7 +132,7 @@ CLIPPED = {
         "Plain:d2f2 Plain:d2c2 Plain:d2s2 Plain:z3d2f2 Plain:d2z3d2 Plain:d4:2leaders@2 Normed:z1d2s2 "
         "transformer_networks.Own:d2t2 transformer_networks.Own:t2z3d2 transformer_networks.gpt2:z1d2t2 "
         "transformer_networks.gpt2_tokens:z3d2x2 transformer_networks.mixtral_tokens:d2e2 "
-        "transformer_networks.gpt2_tokens:x2t2"
+        "transformer_networks.gpt2_tokens:x2t2 transformer_networks.mixtral_tokens:e2t2"
     ),
 }
 

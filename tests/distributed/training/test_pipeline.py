@@ -131,7 +131,10 @@ EXPERTS = {
         "mixtral_tokens:p2e2:interleaved:2",
         "mixtral_tokens:z3d1e2p2:1f1b:2",
     ],
-    8: ["mixtral_tokens:e2d2p2:gpipe:2", "qwen_tokens:p2z3d2e2:zb:2:clip"],
+    8: [
+        *("mixtral_tokens:e2d2p2:gpipe:2", "qwen_tokens:p2z3d2e2:zb:2:clip", "mixtral_tokens:p2e2t2:1f1b:2"),
+        *("qwen_tokens:z1d1t2p2e2:zb:2:clip", "Sorted:e2t2p2:interleaved:2"),
+    ],
 }
 
 # Replicas of stages that share out the optimizer's state, or rows of what they hold; the last limits gradients.

@@ -24,6 +24,7 @@ from paradl_bench.plan.compute import INPUT, LayerShard, layers_with_gradient
 from paradl_bench.plan.mesh import degree_of
 from paradl_bench.plan.strategy import Strategy
 from paradl_bench.plan.tasks import Collective
+from paradl_bench.strategies.splitting.grouped_products import GROUPED
 from paradl_bench.strategies.tensor.cuts import CannotCut, Cut
 from paradl_bench.strategies.tensor.pairs import Pairs, Piece
 from paradl_bench.strategies.tensor.sequence.tokens import TokenLayer, TokenWalk, part_of_tokens
@@ -148,6 +149,8 @@ class _Walk(TokenWalk):
             raise CannotCut(f"{ends[0]}, which the model returns whole")
 
     def _of_piece(self, index: int, layer: Layer, piece: Piece) -> None:
+        if layer.kind == GROUPED:
+            raise CannotCut(f"{layer.name}, whose rows are in the order of experts")
         if piece.part in ("row", "table"):
             if len(layer.output_shape) < 2 or layer.output_shape[-2] != self._length or layer.batchless:
                 raise CannotCut(f"{layer.name}, whose output has no dim of the sequence before its features")

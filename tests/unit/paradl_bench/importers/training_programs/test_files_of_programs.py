@@ -47,7 +47,7 @@ def drawn(draw: random.Random) -> Launch:
         options |= {"schedule": draw.choice(("gpipe", "1f1b", "interleaved", "zb")), "micro_batches": "4"}
     else:
         options["accumulate"] = draw.choice(("1", "2", "3"))
-    if "t" in degrees:
+    if "t" in degrees and "e" not in degrees:
         options["sequence_parallel"] = draw.choice(("off", "on"))
     if draw.random() < 0.5:
         options["clip_norm"] = draw.choice(("0.5", "1.0", "2.25"))
@@ -103,14 +103,14 @@ def test_what_is_written_is_read_back(file: str, tmp_path: Path) -> None:
         *((MEGATRON, "d2x2t2", exchange) for exchange in ("gather", "all-to-all", "ring")),
         *((MEGATRON, strategy, "ring") for strategy in ("x2t2", "z1d1x4", "z3d2x2t2", "d2z1d2x2", "p2z1d2x2t2")),
         *((TITAN, strategy, "ring") for strategy in ("z3d2x2t2", "z2d1x2t2", "d2z3d1x2", "p2z2d2x2t2")),
-        *((TOML, strategy, "gather") for strategy in ("z3d2x2t2", "z2d1x4", "z3d2e2")),
-        *((MEGATRON, strategy, "gather") for strategy in ("z1d2e2", "z1d1e4", "z3d2e2", "d2z1d2e2")),
+        *((TOML, strategy, "gather") for strategy in ("z3d2x2t2", "z2d1x4", "z3d2e2", "z3d2e2t2")),
+        *((MEGATRON, strategy, "gather") for strategy in ("z1d2e2", "z1d1e4", "z3d2e2", "d2z1d2e2", "p2d2e2t2")),
         *((TITAN, strategy, "gather") for strategy in ("z3d2e2", "z2d1e4", "d2z3d1e2")),
     ],
 )
 def test_axes_beside_shards_are_written_and_read(file: str, strategy: str, exchange: str, tmp_path: Path) -> None:
     piped = {"schedule": "1f1b"} if "p" in strategy else {}
-    parted = {"sequence_parallel": "on"} if "t" in strategy else {}
+    parted = {"sequence_parallel": "on"} if "t" in strategy and "e" not in strategy else {}
     told = launch(strategy, dtype="fp32", context_exchange=exchange, **piped, **parted)
     read = read_launch(written(tmp_path, file, told)[0]).launch
     assert str(read.strategy) == strategy
@@ -137,6 +137,7 @@ def test_sharded_stages_are_read_as_predicted(file: str, stage: int, read: int, 
         (TITAN, "d2x2", {}, "shards parameters along context parallelism; predict z2d2x2 or z3d2x2"),
         (TITAN, "z3d2x2", {"context_exchange": "all-to-all"}, "predict with --context-exchange gather or ring"),
         (TITAN, "z1d2", {}, "has no ZeRO stage 1"),
+        (TITAN, "z3d2e2t2", {}, "whole experts where there is expert parallelism; write a TOML file for 0.2"),
         (TITAN, "d2p2", {}, "predict p2d2"),
         (TITAN, "d2e2", {}, "shards parameters along expert parallelism; predict z2d2e2 or z3d2e2"),
         (DEEPSPEED, "d2e2", {}, "no setting for expert parallelism; it takes data, tensor"),
@@ -229,6 +230,20 @@ def test_options_without_a_setting_are_in_comments(tmp_path: Path) -> None:
             "pretrain_gpt.py --micro-batch-size 1 --expert-model-parallel-size 4 --use-distributed-optimizer",
             4,
             {"strategy": "z1d1e4", "batch": "4", "clip_norm": "1.0"},
+        ),
+        (
+            "moe-tensor.sh",
+            "pretrain_gpt.py --micro-batch-size 1 --expert-model-parallel-size 2 --tensor-model-parallel-size 4"
+            " --sequence-parallel --clip-grad 0",
+            16,
+            {"strategy": "d2e2t4", "batch": "4", "sequence_parallel": None},
+        ),
+        (
+            "moe-tensor.toml",
+            "[parallelism]\ndata_parallel_shard_degree = 8\nexpert_parallel_degree = 2\ntensor_parallel_degree = 2\n"
+            "expert_tensor_parallel_degree = 2\n",
+            16,
+            {"strategy": "z3d4e2t2", "batch": "64", "sequence_parallel": None},
         ),
         (
             "moe.toml",
@@ -345,6 +360,17 @@ def test_what_predictions_leave_out_is_noted(file: str, text: str, note: str, tm
             "a.toml",
             "[parallelism]\ndata_parallel_shard_degree = 6\nexpert_parallel_degree = 4\n",
             "expert_parallel_degree is 4: predict parts experts among ranks of data parallelism that hold shards",
+        ),
+        (
+            "a.toml",
+            "[parallelism]\ndata_parallel_shard_degree = 4\nexpert_parallel_degree = 4\ntensor_parallel_degree = 2\n",
+            "expert_tensor_parallel_degree is 1: predict cuts the features of experts among ranks of tensor",
+        ),
+        (
+            "a.args",
+            "# ranks: 8\n--micro-batch-size 1 --tensor-model-parallel-size 2 --expert-model-parallel-size 2"
+            " --expert-tensor-parallel-size 1",
+            "expert_tensor_parallel_size is 1: predict cuts the features of experts",
         ),
         ("a.toml", "[parallelism]\ndata_parallel_shard_degree = 2\n[training]\nmax_norm = 0", "or inf for none"),
         (

@@ -134,7 +134,11 @@ def of_both_axes(plan: Plan) -> Counter[tuple[str, str, int]]:
             r" model.layers.0.*scaled_dot_product_attention do not split evenly over 2 ranks",
         ),
         ("t2x8", {"sequence_parallel": "on"}, "--sequence-parallel on: .* of 8 tokens is smaller than 16 ranks"),
-        ("x2f2", {}, "context and filter both share layers out, .* features and tokens of the same layers, as t2x2"),
+        (
+            "x2f2",
+            {},
+            "context and filter both share layers out, .* features, tokens and experts .* as t2x2e2",
+        ),
         ("x2t2f2", {}, "context and tensor and filter both share layers out"),
     ],
 )
@@ -196,6 +200,7 @@ def test_the_outer_rule_calls_the_inner_one() -> None:
             {0: rule("outer"), 1: rule("outer"), 2: rule("outer")}, network, inside=dict.fromkeys((1, 3, 4), last)
         ),
         Sharding({1: rule("inner", marked), 2: rule("inner", around=True), 3: rule("inner")}, network),
+        network,
         2,
     )
     found = {}
@@ -225,7 +230,7 @@ def test_what_a_stage_receives_is_of_the_inner_axis_first() -> None:
 
     network: Any = None
     outer, inner = (Sharding({}, network, receive=of_axis(name)) for name in ("outer", "inner"))
-    both = nest(outer, inner, 2).receive
+    both = nest(outer, inner, network).receive
     assert both is not None
     assert both(3, 1, torch.zeros(1)).item() == 2
     assert received == [("inner", 3, 1), ("outer", 3, 1)]

@@ -236,7 +236,7 @@ class Unordered(transformer_networks.Sorted):
         (transformer_networks.Sorted, "e2", {"batch": 3}, "batch 3 does not split evenly over 2 ranks"),
         (transformer_networks.Sorted, "d2e2", {"batch": 6}, "batch 6 does not split evenly over 4 ranks"),
         (Unordered, "p2e2", {"stages": ("neg",)}, "at neg: between _grouped_mm#3 and neg a rank has as many rows"),
-        (transformer_networks.Sorted, "e2t2", {}, "expert and tensor both share layers"),
+        (transformer_networks.Sorted, "e2f2", {}, "expert and filter both share layers"),
         (transformer_networks.Sorted, "e2", {"expert_imbalance": 2.5}, "--expert-imbalance 2.5 is more than the 2"),
         (transformer_networks.Sorted, "d2e2", {"exchange": "leader", "ranks_per_node": 2}, "exchange flat"),
         (Uneven, "e4", {}, "6 experts of layer _grouped_mm do not split evenly over 4 ranks"),
