@@ -48,7 +48,7 @@ _ADDED: dict[str, object] = {"batchless": False, "batchless_inputs": (), "input_
 
 _OF_DATA_FLOW = (
     "reads", "writes", "further_outputs", "without_gradient", "state", "returns_view", "handled", "repeats",
-    "repeats_with", "outputs", "frozen", "registered", "memory", "held_until",
+    "repeats_with", "outputs", "frozen", "registered", "memory", "held_until", "along",
 )  # fmt: skip
 """Fields that tell tensors and their memory apart and change no work: digests pass over them always."""
 
@@ -144,11 +144,10 @@ class Layer(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
         without_gradient: indices of the tensors returned that autograd passes no gradient to.
         state: names of the buffers that it reads or changes, and of the parameters that it changes.
         returns_view: whether autograd knows what it returns as a view of another tensor.
-        handled: whether the model's code does more with what it returns than operations do: it reads values, or hooks
-            on the gradient.
-        repeats: "yes" where the model runs it again in backward by ``torch.utils.checkpoint``, "reentrant" where that
-            is a backward of its own; else empty. repeats_with: name of the first layer that runs again with it.
-        memory: beside what it reads and returns; None where its kind tells.
+        handled: whether the model's code reads values of what it returns, or hooks on its gradient.
+        repeats: "yes" where ``torch.utils.checkpoint`` runs it again in backward, "reentrant" where that is a backward
+            of its own; else empty. repeats_with: name of the first layer that runs again with it.
+        memory: beside what it reads and returns; None where its kind tells. along: the dim a call names, from behind.
         other_dtype: of the first tensor returned, where the model by itself sets one.
         held_until: name of the layer up to which the model's own variables hold the output; empty where that is its
             last reader, :data:`NEXT_FORWARD` where the model keeps it.
@@ -178,6 +177,7 @@ class Layer(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
     repeats_with: str = ""
     memory: LayerMemory | None = None
     held_until: str = ""
+    along: AnyInt | None = None
     other_dtype: str | msgspec.UnsetType = msgspec.field(name="dtype", default=msgspec.UNSET)
 
     @property

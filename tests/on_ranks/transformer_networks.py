@@ -340,13 +340,22 @@ class Sorted(nn.Module):
     def forward(self, ids: torch.Tensor) -> torch.Tensor:
         x = self.embedding(ids)
         rows = x.flatten(0, 1)
-        weight, chosen = F.softmax(self.router(rows), -1).max(-1)
-        order = chosen.argsort()
-        ends = F.one_hot(chosen, self.experts).sum(0).cumsum(0).to(torch.int32)
+        weight, chosen = self.choose(rows)
+        order, ends = self.order(chosen), self.ends(chosen)
         sent = rows[order]
         inner = F.silu(self.product(sent, self.gate, ends)) * self.product(sent, self.up, ends)
         made = self.put_back(self.product(inner, self.down, ends), order) * weight.unsqueeze(-1)
         return self.head(x + made.view_as(x))
+
+    def choose(self, rows: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        weight, chosen = F.softmax(self.router(rows), -1).max(-1)
+        return weight, chosen
+
+    def order(self, chosen: torch.Tensor) -> torch.Tensor:
+        return chosen.argsort()
+
+    def ends(self, chosen: torch.Tensor) -> torch.Tensor:
+        return F.one_hot(chosen, self.experts).sum(0).cumsum(0).to(torch.int32)
 
     def put_back(self, made: torch.Tensor, order: torch.Tensor) -> torch.Tensor:
         return made[order.argsort()]
@@ -366,3 +375,53 @@ class Skewed(Sorted):
         super().__init__()
         with torch.no_grad():
             self.router.bias[1] = 100.0
+
+
+class Latent(Sorted):
+    """Two experts a token, chosen among groups; keys and values of few numbers, joined in place; complex angles."""
+
+    experts, groups, heads, each = 8, 4, 4, 2
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.queries, self.latent = nn.Linear(WIDTH, 6 * self.heads), nn.Linear(WIDTH, 7)
+        self.expand, self.out = nn.Linear(5, 7 * self.heads), nn.Linear(3 * self.heads, WIDTH)
+
+    def turned(self, x: torch.Tensor) -> torch.Tensor:
+        at = torch.arange(x.size(-2), device=x.device, dtype=x.dtype)[:, None] / 2
+        turns = torch.polar(torch.ones_like(at), at)
+        pairs = torch.view_as_complex(x.reshape(*x.shape[:-1], -1, 2).contiguous())
+        return torch.view_as_real(pairs * turns.unsqueeze(0)).flatten(3).type_as(x)
+
+    def attend(self, x: torch.Tensor) -> torch.Tensor:
+        samples, tokens, _ = x.shape
+        whole, turning = self.queries(x).view(samples, tokens, -1, 6).transpose(1, 2).split([4, 2], -1)
+        few, shared = self.latent(x).split([5, 2], -1)
+        keys, values = self.expand(few).view(samples, tokens, -1, 7).transpose(1, 2).split([4, 3], -1)
+        shared = self.turned(shared.view(samples, 1, tokens, 2)).expand(-1, self.heads, -1, -1)
+        joined = keys.new_empty(*keys.shape[:-1], 6)
+        joined[..., :4].copy_(keys)
+        joined[..., 4:].copy_(shared)
+        q = torch.cat([whole, self.turned(turning)], -1)
+        found = F.scaled_dot_product_attention(q, joined, values, is_causal=True)
+        return x + self.out(found.transpose(1, 2).reshape(samples, tokens, -1))
+
+    def choose(self, rows: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        scores = self.router(rows).sigmoid()
+        by_group = scores.view(-1, self.groups, self.experts // self.groups)
+        best = by_group.topk(2, dim=-1)[0].sum(-1).topk(2, dim=-1, sorted=False)[1]
+        taken = torch.zeros_like(by_group[..., 0]).scatter_(1, best, 1).unsqueeze(-1).expand_as(by_group)
+        allowed = scores.masked_fill(~taken.reshape(-1, self.experts).bool(), float("-inf"))
+        chosen = allowed.topk(self.each, dim=-1, sorted=False)[1]
+        weight = scores.gather(1, chosen)
+        weight /= weight.sum(-1, keepdim=True) + 1e-20
+        return weight, chosen
+
+    def forward(self, ids: torch.Tensor) -> torch.Tensor:
+        x = self.attend(self.embedding(ids))
+        weight, chosen = self.choose(x.flatten(0, 1))
+        order, ends = self.order(chosen.flatten()), self.ends(chosen.flatten())
+        sent = x.flatten(0, 1)[order // self.each]
+        inner = F.silu(self.product(sent, self.gate, ends)) * self.product(sent, self.up, ends)
+        made = self.product(inner, self.down, ends) * weight.flatten()[order].unsqueeze(-1)
+        return self.head(x + self.put_back(made, order).view(*chosen.shape, -1).sum(-2).view_as(x))

@@ -41,6 +41,7 @@ from paradl_bench.measure.tracing.watched_memory import MemoryWatch
 from paradl_bench.network.equal_blocks import with_all_blocks
 from paradl_bench.network.graph import RETURNS_INPUT, Layer, LayerMemory, ModelGraph, Tensor
 from paradl_bench.network.kinds.kind import BUFFER, Call, Facts, TensorArgument, batch_dim, kind_of_function, per_sample
+from paradl_bench.network.kinds.named_dims import named_dim
 from paradl_bench.network.kinds.view import KIND as VIEW
 from paradl_bench.network.models.catalog import LoadedModel
 from paradl_bench.strategies.running.operations import (
@@ -217,6 +218,7 @@ class _TracingMode(TorchFunctionMode):
             bw_input_flops=int(facts.bw_input_flops),
             bw_weight_flops=int(facts.bw_weight_flops),
             fw_bytes=4 * moved,
+            along=named_dim(call),
         )
 
     def _is_held(self, tensor: torch.Tensor) -> bool:

@@ -64,7 +64,7 @@ def _rules(
     layers, masks, rules = network.layers, _Masks(own_tokens), {}
     for index, token_layer in tokens.layers.items():
         functions = functions_of(layers[index])
-        if token_layer.output is None:
+        if layers[index].kind == "loss":
             # It is asked for a sum in the place of a mean.
             run: Any = _CrossEntropy(layers[index], own_tokens.group.size, counted)
             rules[index] = Rule(functions, run, around=True)
@@ -76,8 +76,9 @@ def _rules(
         elif token_layer.gathered:
             run = _Attention(own_tokens, random, masks)
         else:
-            run = OnTokens(layers[index], token_layer.output, own_tokens, random)
-        rules[index] = Rule(functions, run, partial(own_tokens.mark, along=token_layer.output))
+            run = OnTokens(layers[index], token_layer, own_tokens, random)
+        mark = partial(own_tokens.mark, along=token_layer.output, each=token_layer.each)
+        rules[index] = Rule(functions, run, mark)
     return rules
 
 
@@ -100,13 +101,12 @@ def _shard(network: ModelGraph, tokens: Tokens, group: Group, settings: PlanSett
 
     def receive(index: int, output: int, tensor: torch.Tensor) -> torch.Tensor:
         on_part = tokens.layers.get(index)
-        held_along = on_part.output if on_part else None
-        marked: torch.Tensor = tensor if held_along is None else own_tokens.mark(tensor, held_along)
+        marked: torch.Tensor = own_tokens.mark(tensor, on_part.output, on_part.each) if on_part else tensor
         return marked
 
-    def own_part(tensor: torch.Tensor, whole: torch.Tensor) -> tuple[torch.Tensor, float]:
-        mark: tuple[int, int] | None = getattr(tensor, MARK, None)
-        return (whole, 1.0) if mark is None else (own_tokens.part(whole, mark[0]), float(group.size))
+    def own_part(tensor: torch.Tensor, whole: torch.Tensor) -> tuple[torch.Tensor, float] | None:
+        part = own_tokens.own_part(tensor, whole)
+        return None if part is None else (part, float(group.size) if hasattr(tensor, MARK) else 1.0)
 
     sharding = Sharding(
         _rules(network, tokens, own_tokens, random, options, counted),

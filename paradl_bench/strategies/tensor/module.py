@@ -160,12 +160,14 @@ class Part(NamedTuple):
         return _take(tensor, tensor.dim() + cut_dim.dim, cut_dim.of(tuple(tensor.shape), self.own, self.piece.atoms))
 
 
-def _own_part(sequence: SequenceRun | None, tensor: torch.Tensor, whole: torch.Tensor) -> tuple[torch.Tensor, float]:
+def _own_part(
+    sequence: SequenceRun | None, tensor: torch.Tensor, whole: torch.Tensor
+) -> tuple[torch.Tensor, float] | None:
     part: Part | None = getattr(tensor, _MARK, None)
     if part is not None:
         return part.take(whole, part.piece.cut), 1.0
-    along = sequence.own.parted_along(tensor) if sequence else None
-    return (whole if sequence is None or along is None else sequence.own.part(whole, along)), 1.0
+    own = sequence.own.own_part(tensor, whole) if sequence else whole
+    return None if own is None else (own, 1.0)
 
 
 def _whole_shape(sequence: SequenceRun | None, tensor: torch.Tensor) -> torch.Size | None:

@@ -36,17 +36,23 @@ HEADS = {"num_attention_heads": 4, "num_key_value_heads": 2, "max_position_embed
 SIZES = {"hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2} | HEADS
 def llama(): return small("llama", **SIZES)
 def mixtral(): return small("mixtral", num_local_experts=4, num_experts_per_tok=2, **SIZES)
-def deepseek_v3():
+def deepseek_v3(family="deepseek_v3", **others):
     "A dense block, and one whose tokens go to experts."
     ranks = {"q_lora_rank": 12, "kv_lora_rank": 8, "qk_rope_head_dim": 4, "qk_nope_head_dim": 6, "v_head_dim": 8}
     experts = {"n_routed_experts": 8, "n_shared_experts": 1, "n_group": 4, "topk_group": 2, "num_experts_per_tok": 2}
     settings = SIZES | ranks | experts | {"num_key_value_heads": 4}
-    return small("deepseek_v3", first_k_dense_replace=1, moe_intermediate_size=20, **settings)
+    return small(family, first_k_dense_replace=1, moe_intermediate_size=20, **settings, **others)
+def deepseek_v2():
+    "Angles of positions are complex numbers."
+    return deepseek_v3("deepseek_v2", topk_method="group_limited_greedy")
+def qwen3_moe():
+    return small("qwen3_moe", moe_intermediate_size=20, num_experts=4, num_experts_per_tok=2, **SIZES)
 
-def longer_gpt2():
-    model = gpt2()
+def longer(model):
     model.input_shape = (12,)
     return model
+def longer_gpt2(): return longer(gpt2())
+def longer_deepseek_v2(): return longer(deepseek_v2())
 
 def bert_untied(): return bert(tied=False)
 def gpt2_untied(): return gpt2(tied=False)
@@ -73,6 +79,7 @@ def traced(name):
     return trace_network(load_model(f"networks:{name}"))
 
 def build(name, text, schedule, context, double):
+    schedule, *words = schedule.split("+")
     strategy = parse_strategy(text)
     replicas = degree_of(strategy, Trait.DIVIDES_BATCH)
     model = load_model(f"networks:{name}")
@@ -80,8 +87,8 @@ def build(name, text, schedule, context, double):
     if double:
         model.module.double()
     settings = plan_settings(batch=4 * replicas, first_bucket_bytes=20000, bucket_cap_bytes=20000, micro_batches=4,
-        schedule=schedule.removesuffix("+sequence"),
-        sequence_parallel="on" if schedule.endswith("+sequence") else "off")
+        schedule=schedule, sequence_parallel="on" if "sequence" in words else "off",
+        context_exchange=next((word for word in words if word in ("ring", "all-to-all")), "gather"))
     with CollectiveRecorder() as recorder:
         parallel = build_parallel(model.module, network, strategy, settings, context.device, model.loss)
     batch = model.make_batch(4 * replicas, seed=7)
@@ -103,11 +110,12 @@ def check_gradients(name, text, schedule, context):
     serial.module.double()
     exact = dict(serial.module.named_parameters())
     # Its routers run in single precision whatever the model is built in: a sum over ranks rounds otherwise.
-    close = {"rtol": 1e-5, "atol": 1e-8} if name == "deepseek_v3" else {"rtol": 1e-9, "atol": 1e-11}
+    close = {"rtol": 1e-5, "atol": 1e-8} if "deepseek" in name else {"rtol": 1e-9, "atol": 1e-11}
     for _ in range(2):
         model.module.zero_grad()
         serial.module.zero_grad()
         loss = iterate(model, parallel, own)
+        loss = loss if loss is None or parallel.loss is None else parallel.loss.mean(loss)
         exact_loss = serial.loss(serial.module(batch[0]), batch[1])
         exact_loss.backward()
         if loss is not None and replicas == 1:
@@ -155,6 +163,9 @@ CASES = {
     + [f"{name}:{text}:gpipe" for name in ("bert", "t5") for text in ("f2", "c2")]
     + [f"{name}:{text}:gpipe" for name in AFTER_LLAMA for text in ("d2", "t2", "p2")]
     + [f"{name}:e2:gpipe" for name in ("mixtral", "deepseek_v3")]
+    # Each rank routes its own tokens.
+    + [f"{name}:x2:gpipe" for name in ("mixtral", "qwen3_moe", "deepseek_v2", "deepseek_v3")]
+    + ["longer_deepseek_v2:x2:gpipe+ring", "deepseek_v3:x2:gpipe+all-to-all"]
     # A vocabulary of 53 tokens, which two and four ranks divide unevenly.
     + [f"{name}:t2:gpipe" for name in (*FAMILIES, "gpt2_untied", "t5_untied")]
     + [f"{name}:t2:gpipe+sequence" for name in ("bert", "gpt2", "gpt2_untied", "llama")]
@@ -162,7 +173,9 @@ CASES = {
     4: [
         *("bert_untied:p4:1f1b", "gpt2_untied:d2p2:1f1b", "t5_untied:p4:1f1b", "gpt2:p2t2:1f1b", "llama:d2t2:1f1b"),
         *("bert:t4:gpipe", "t5:t4:gpipe", "mixtral:e4:gpipe", "deepseek_v3:d2e2:gpipe"),
-        *("mixtral:e2t2:gpipe", "deepseek_v3:t2e2:gpipe"),
+        *("mixtral:e2t2:gpipe", "deepseek_v3:t2e2:gpipe", "mixtral:x2e2:gpipe"),
+        *("mixtral:d2x2:gpipe", "mixtral:x2t2:gpipe", "mixtral:p2x2:1f1b", "deepseek_v3:p2x2:1f1b"),
+        *("deepseek_v2:d2x2:gpipe", "longer_deepseek_v2:p2x2:1f1b+ring"),
         # Twelve tokens, which four ranks divide.
         *("bert:d2t2:gpipe+sequence", "llama:d2t2:gpipe+sequence", "longer_gpt2:t4:gpipe+sequence"),
     ],

@@ -124,6 +124,14 @@ class Gathered(Spread):
     def chosen(self, x):
         return super().chosen(x) * 0 + 1
 
+class Routed(Spread):
+    "Each token to an expert of its own choice."
+    def __init__(self):
+        super().__init__()
+        self.router = nn.Linear(64, self.experts)
+    def chosen(self, x):
+        return self.router(x.flatten(0, 1)).max(-1)[1]
+
 class Mixed(nn.Module):
     "Experts in blocks, each of which is a unit of two groups of parameters."
     def __init__(self):
@@ -250,7 +258,9 @@ OF_EXPERTS = {
     4: ["Spread e4", "Spread d2e2", "Mixed z3d2e2", "Spread e2p2 schedule=1f1b micro_batches=4"],
 }
 OF_EXPERTS[2] += ["Spread t2", "Spread t2 dtype=bf16", "Mixed t2 recompute=all"]
-OF_EXPERTS[4] += ["Spread e2t2", "Spread t2e2 dtype=bf16", "Mixed z3d1e2t2", "Gathered e2t2 expert_imbalance=2"]
+OF_EXPERTS[4] += ["Spread e2t2", "Spread t2e2 dtype=bf16", "Mixed z3d1e2t2", "Gathered e2t2 expert_imbalance=2", "Routed x2e2"]
+OF_EXPERTS[2] += [f"Routed x2{setting}" for setting in ("", " dtype=bf16")]
+OF_EXPERTS[4] += ["Routed x4", "Routed z3d2x2", "Routed p2x2 schedule=1f1b micro_batches=4"]
 TOLERANCE = 0.01
 """Losses, targets and counters are not predicted, and these networks are small."""
 

@@ -74,7 +74,10 @@ CASES = {
         "transformer_networks.gpt2_tokens:x2:ring:recompute=all transformer_networks.mixtral_tokens:e2 "
         "transformer_networks.mixtral_tokens:e2:recompute=all transformer_networks.Sorted:e2:accumulate=3 "
         "transformer_networks.qwen_tokens:t2:accumulate=3 transformer_networks.Sorted:t2 "
-        "transformer_networks.Skewed:e2"
+        "transformer_networks.Skewed:e2 transformer_networks.mixtral_tokens:x2 "
+        "transformer_networks.mixtral_tokens:x2:ring:recompute=all "
+        "transformer_networks.mixtral_tokens:x2:all-to-all:accumulate=3 transformer_networks.Latent:x2:accumulate=3 "
+        "transformer_networks.Latent:x2:ring transformer_networks.Skewed:x2 transformer_networks.Added:x2"
     ),
     3: (
         "Plain:f3 Plain:s3 Grouped:s3 Line:s3 Volume:s3 Plain:c3 Normed:s3 Normed:s3:sync Dropped:s3:seeded "
@@ -107,9 +110,13 @@ CASES = {
         "transformer_networks.llama_tokens:x2t2:ring:accumulate=3:sequence transformer_networks.llama_tokens:z3d1x2t2 "
         "transformer_networks.gpt2_tokens:z1d1t2x2:ring transformer_networks.gpt2_tokens:t2x2:split=*mlp* "
         "transformer_networks.Biased:x2t2 transformer_networks.Skewed:e2d2 transformer_networks.Sorted:e4 "
-        "transformer_networks.mixtral_tokens:d2e2:accumulate=3 Plain:s2d2:segmented@2 Recalling:s2x2 "
         "transformer_networks.Sorted:e2t2:accumulate=3 transformer_networks.mixtral_tokens:t2e2:recompute=all "
+        "transformer_networks.Sorted:x2e2 transformer_networks.mixtral_tokens:e2x2 "
         "transformer_networks.Skewed:e2t2 transformer_networks.qwen_tokens:z3d2t2 transformer_networks.Added:z2d1t2e2 "
+        "transformer_networks.mixtral_tokens:d2e2:accumulate=3 transformer_networks.mixtral_tokens:d2x2:accumulate=3 "
+        "transformer_networks.mixtral_tokens:z3d2x2:ring transformer_networks.mixtral_tokens:x2t2 "
+        "transformer_networks.Latent:x4:ring transformer_networks.Latent:z1d2x2:all-to-all "
+        "Plain:s2d2:segmented@2 Recalling:s2x2 "
         "Recalling:d2s2:until=conv2"
     ),
     # Data groups that stride over the ranks of a node, and nodes whose ranks do not all lead.
@@ -117,7 +124,8 @@ CASES = {
         "Plain:d4f2:leader@4 Plain:d4f2:2leaders@4 Plain:d4f2:segmented@4 Grouped:d8:3leaders@4 Plain:d8:2leaders@4 "
         "Plain:d8:segmented@4 transformer_networks.gpt2_tokens:d2x2t2 transformer_networks.gpt2_tokens:z1d2x2t2:ring "
         "transformer_networks.llama_tokens:z3d2t2x2:sequence transformer_networks.mixtral_tokens:z3d2e2t2 "
-        "transformer_networks.qwen_tokens:t2d2e2 transformer_networks.Sorted:z1d2t2e2:accumulate=3"
+        "transformer_networks.qwen_tokens:t2d2e2 transformer_networks.Sorted:z1d2t2e2:accumulate=3 "
+        "transformer_networks.mixtral_tokens:x2e2t2"
     ),
 }
 
@@ -126,7 +134,7 @@ CLIPPED = {
         "Plain:d2 Plain:f2 Plain:c2 Plain:s2 Normed:s2:sync Woven:z1d2 Woven:z2d2 Woven:z3d2 Woven:d2:accumulate=3 "
         "transformer_networks.Tied:t2 transformer_networks.gpt2:t2 transformer_networks.gpt2_tokens:x2 "
         "transformer_networks.gpt2_tokens:t2:sequence transformer_networks.mixtral_tokens:e2 "
-        "transformer_networks.Skewed:e2"
+        "transformer_networks.Skewed:e2 transformer_networks.mixtral_tokens:x2"
     ),
     4: (
         "Plain:d2f2 Plain:d2c2 Plain:d2s2 Plain:z3d2f2 Plain:d2z3d2 Plain:d4:2leaders@2 Normed:z1d2s2 "

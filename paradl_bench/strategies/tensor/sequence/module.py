@@ -48,8 +48,9 @@ class SequenceRun:
     def received(self, index: int, tensor: torch.Tensor) -> torch.Tensor:
         """What an earlier stage of a pipeline made in a layer: this rank's part, or all of it."""
         layer = self._parts.layers.get(index)
-        along = SEQUENCE if index in self._parts.scattered else layer.output if layer else None
-        marked: torch.Tensor = tensor if along is None else self.own.mark(tensor, along)
+        if layer is None and index not in self._parts.scattered:
+            return tensor
+        marked: torch.Tensor = self.own.mark(tensor, *((layer.output, layer.each) if layer else (SEQUENCE,)))
         return marked
 
     def bias(self, bias: torch.Tensor) -> torch.Tensor:
@@ -68,9 +69,8 @@ class SequenceRun:
         """Of layers on a part of the sequence, which are in no pair."""
         rules = {}
         for index, on_part in self._parts.layers.items():
-            assert on_part.output is not None
             layer = network.layers[index]
-            run: Run = OnTokens(layer, on_part.output, self.own, self._random)
+            run: Run = OnTokens(layer, on_part, self.own, self._random)
             rules[index] = Rule(functions_of(layer), _Entered(run, self.own) if index in self._parts.entered else run)
         return rules
 

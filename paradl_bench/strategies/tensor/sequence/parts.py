@@ -27,6 +27,7 @@ from paradl_bench.plan.tasks import Collective
 from paradl_bench.strategies.splitting.grouped_products import GROUPED
 from paradl_bench.strategies.tensor.cuts import CannotCut, Cut
 from paradl_bench.strategies.tensor.pairs import Pairs, Piece
+from paradl_bench.strategies.tensor.sequence.rows import OF_TOKENS
 from paradl_bench.strategies.tensor.sequence.tokens import TokenLayer, TokenWalk, part_of_tokens
 
 SEQUENCE = Cut(-2)
@@ -106,8 +107,6 @@ class _Walk(TokenWalk):
         self.entered: set[int] = set()
         self.gathered: dict[int, Cut] = {}
         self.scattered: set[int] = set()
-        self.length = self._length
-        self._cut = {}
         self._pieces = pairs.pieces
         self._own = {network.layers[index].name for index in pairs.pieces}
         differentiated = layers_with_gradient(network)
@@ -129,22 +128,20 @@ class _Walk(TokenWalk):
                 self._of_piece(index, layer, piece)
                 continue
             enters = layer.kind == "embedding" and layer.name in self._of_sample
-            if not enters and not any(name in self._cut for name in layer.inputs):
+            if not enters and not self._reads_held(layer):
+                self._write(layer, on_tokens=False)
                 continue
             if layer.kind == "loss":
                 raise CannotCut(f"{layer.name}, which reads all of the sequence: have the head cut (--split)")
-            token_layer = self._of_layer(layer, False)
-            if token_layer.gathered:
+            self.step(index, layer)
+            if index in self.layers and self.layers[index].gathered:
                 # It stays whole where what makes its queries, keys and values is frozen, not chosen, or of one head.
                 raise CannotCut(f"{layer.name}, which reads all keys and values and is not cut by heads")
             if enters:
                 self.entered.add(index)
-            self.layers[index] = token_layer
-            assert token_layer.output is not None
-            self._cut[layer.name] = token_layer.output
         if not self.scattered:
             raise CannotCut("no layer by rows")
-        ends = [name for name in self._network.outputs if name in self._cut]
+        ends = [name for name in self._network.outputs if (name, 0) in self._held]
         if ends:
             raise CannotCut(f"{ends[0]}, which the model returns whole")
 
@@ -152,20 +149,23 @@ class _Walk(TokenWalk):
         if layer.kind == GROUPED:
             raise CannotCut(f"{layer.name}, whose rows are in the order of experts")
         if piece.part in ("row", "table"):
-            if len(layer.output_shape) < 2 or layer.output_shape[-2] != self._length or layer.batchless:
+            if len(layer.output_shape) < 2 or layer.output_shape[-2] != self.length or layer.batchless:
                 raise CannotCut(f"{layer.name}, whose output has no dim of the sequence before its features")
             if layer.handled:
                 raise CannotCut(f"{layer.name}, with which the model's code does more than operations do")
             self.scattered.add(index)
-            self._cut[layer.name] = SEQUENCE
-        for name in layer.inputs:
-            if name in self._own and name not in self._cut:
+            self._hold(layer.name, SEQUENCE)
+        if self._written.intersection(layer.values_read):
+            raise CannotCut(f"{layer.name}, which reads what was changed through another view")
+        for value in layer.values_read:
+            name, held = value[0], self._held.get(value)
+            if name in self._own and held is None:
                 continue
-            if piece.part == "column" and name in self._cut:
-                self.gathered[index] = self._cut[name]
-                if self._cut[name] != SEQUENCE:
+            if piece.part == "column" and held is not None:
+                self.gathered[index] = SEQUENCE
+                if (held.along, held.order) != (SEQUENCE, OF_TOKENS):
                     raise CannotCut(f"{layer.name}, which reads the sequence along another dim")
-            elif name in self._cut or name in self._with_gradient:
+            elif held is not None or name in self._with_gradient:
                 raise CannotCut(f"{layer.name}, which reads {name}: one is a part of the sequence, the other is not")
 
 

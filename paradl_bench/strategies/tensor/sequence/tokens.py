@@ -2,36 +2,38 @@
 
 The walk starts at the network's input, whose first dim is the sequence, and ends at the loss, which is a mean over
 tokens. What reads a tensor that is cut writes one: each token by itself, or attention, which reads the keys and values
-of all tokens. Everything else that mixes tokens is refused by its name. What reads nothing that is cut, as position
-ids and masks, is whole on every rank; a rank takes its part where it meets a tensor that is cut. Torch-free.
+of all tokens. A token may have several rows, which may be sorted (:mod:`.rows`).
+Everything else that mixes tokens is refused by its name. What reads nothing that is cut, as position ids and masks, is
+whole on every rank; a rank takes its part where it meets a tensor that is cut. Torch-free.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
 from typing import NamedTuple
 
-import msgspec
-
-from paradl_bench.network.graph import RETURNS_INPUT, Layer, ModelGraph
+from paradl_bench.network.graph import Layer, ModelGraph, Value
 from paradl_bench.plan.axis_planner import part_of_layer
 from paradl_bench.plan.compute import INPUT, operations_of_forward
-from paradl_bench.strategies.tensor.cuts import CannotCut, Cut, cuts_of_inputs, is_view
+from paradl_bench.strategies.tensor.cuts import CannotCut, Cut, is_view
+from paradl_bench.strategies.tensor.sequence.by_token import cuts_by_token
+from paradl_bench.strategies.tensor.sequence.rows import OF_TOKENS, Held, Order, Rows, held_by_row
 
 
 class TokenLayer(NamedTuple):
     """A layer that runs on a part of the tokens.
 
     Attributes:
-        output: the dim of its output that is cut; None of the loss, whose output is one number.
+        output: the dim of its output that is cut; None of the loss, which is one number, and of numbers of rows.
         inputs: of each tensor that it reads, the dim that is cut; None for what it reads whole.
         gathered: indices of the inputs that are gathered first: an attention's keys and values.
+        each: rows of a token in its output; 0 where the serial model has others in their places.
     """
 
     output: Cut | None
     inputs: tuple[Cut | None, ...]
     gathered: tuple[int, ...] = ()
+    each: int = 1
 
 
 class Tokens(NamedTuple):
@@ -63,8 +65,11 @@ class TokenWalk:
 
     def __init__(self, network: ModelGraph) -> None:
         self.layers: dict[int, TokenLayer] = {}
-        self._network, self._length = network, network.input_shape[0] if network.input_shape else 0
-        self._cut: dict[str, Cut] = {INPUT: Cut(-len(network.input_shape))}
+        self.length = network.input_shape[0] if network.input_shape else 0
+        self._network = network
+        self._held: dict[Value, Held] = {}
+        self._written: set[Value] = set()
+        self._rows = Rows()
         self._parameters = {parameter.name: parameter.shape for parameter in network.parameters}
 
     def run(self) -> None:
@@ -74,109 +79,146 @@ class TokenWalk:
         network, forward = self._network, operations_of_forward(self._network)
         if len(network.outputs) > 1:
             raise CannotCut(f"{' and '.join(network.outputs)}, which are several outputs")
+        self._hold(INPUT, Cut(-len(network.input_shape)))
         for index, layer in enumerate(network.layers):
             reads_targets = index >= forward and len(layer.inputs) < len(layer.input_shapes)
-            if not reads_targets and not any(name in self._cut for name in layer.inputs):
+            if not reads_targets and not self._reads_held(layer):
+                self._write(layer, on_tokens=False)
                 continue
-            token_layer = self._of_loss(layer) if layer.kind == "loss" else self._of_layer(layer, reads_targets)
-            self.layers[index] = token_layer
-            if token_layer.output is not None:
-                self._cut[layer.name] = token_layer.output
+            if layer.kind == "loss":
+                self.layers[index] = self._of_loss(layer)
+            else:
+                self.step(index, layer, reads_targets=reads_targets)
         last = len(network.layers) - 1
         if last < 0 or network.layers[last].kind != "loss" or last not in self.layers:
             raise CannotCut("the loss, which is no mean over tokens")
 
-    def _of_layer(self, layer: Layer, reads_targets: bool) -> TokenLayer:
+    def step(self, index: int, layer: Layer, *, reads_targets: bool = False) -> None:
+        """A layer that reads what is cut, or the targets.
+
+        Raises:
+            CannotCut: it mixes tokens.
+        """
         if not layer.input_shapes or not all(layer.input_shapes):
             raise CannotCut(f"{layer.name} ({layer.kind}), of which no shapes are known")
         if layer.handled:
             raise CannotCut(f"{layer.name}, with which the model's code does more than operations do")
-        if {name for name, _ in layer.values_read} != set(layer.inputs):
+        if self._written.intersection(layer.values_read):
             raise CannotCut(f"{layer.name}, which reads what was changed through another view")
         given = self._given(layer, reads_targets)
+        if layer.kind == "constant":
+            found = self._constant(layer, given)
+            if found is None:
+                return
+        else:
+            found = self._by_rows(layer, given) or self._by_dims(layer, given)
+        self.layers[index], held = found
+        for number in range(len(layer.output_shapes)):
+            own = held.of == (layer.name, 0)
+            self._held[layer.name, number] = held._replace(of=(layer.name, number)) if own else held
+        self._write(layer, on_tokens=True)
+
+    def _hold(self, name: str, cut: Cut) -> None:
+        """Note that the first output of a layer is cut, by tokens in their order."""
+        self._held[name, 0] = Held(cut, OF_TOKENS, (name, 0))
+
+    def _reads_held(self, layer: Layer) -> bool:
+        return any(value in self._held for value in layer.values_read)
+
+    def _write(self, layer: Layer, *, on_tokens: bool) -> None:
+        """Note which tensors hold, from now on, what a rank has of some tokens and all of others."""
+        values = {*layer.values_written} - {(layer.name, 0)}
+        self._written |= {value for value in values if (value in self._held) != on_tokens}
+
+    def _by_rows(self, layer: Layer, given: list[Held | None]) -> tuple[TokenLayer, Held] | None:
+        held = self._rows.held(layer, given)
+        if held is None:
+            return None
+        return TokenLayer(held.along, tuple(tensor and tensor.along for tensor in given), each=held.each), held
+
+    def _constant(self, layer: Layer, given: list[Held | None]) -> tuple[TokenLayer, Held] | None:
+        """A tensor made beside one that is cut, as large along that dim; None of one that is whole."""
+        like = given[0]
+        along = like.along if like is not None else None
+        if len(given) == 1 and along is not None and len(layer.output_shape) >= -along.dim:
+            extent = layer.output_shape[along.dim]
+            if extent % self.length == 0:
+                held = Held(along, Order(extent // self.length), (layer.name, 0))
+                return TokenLayer(along, (along,), each=held.each), held
+        if any(extent % self.length == 0 for extent in layer.output_shape):
+            raise CannotCut(
+                f"{layer.name} ({layer.attributes['function']}), which is as long as the sequence elsewhere"
+            )
+        return None
+
+    def _by_dims(self, layer: Layer, given: list[Held | None]) -> tuple[TokenLayer, Held]:
+        """A layer that works on each row, or attention: along the one dim that fits what it reads.
+
+        Raises:
+            CannotCut: it mixes tokens.
+        """
         reason, fitting = "", []
         for dim in range(-1, -len(layer.output_shape) - 1, -1):
-            try:
-                token_layer = self._needed(layer, Cut(dim))
-            except CannotCut as error:
-                reason = reason if reason and Cut(dim) not in given else str(error)
+            if layer.output_shape[dim] % self.length:
                 continue
-            if layer.output_shape[dim] == self._length and self._fits(layer, token_layer, given):
-                fitting.append(token_layer)
+            try:
+                needed = cuts_by_token(layer, Cut(dim), self._parameters)
+                gathered = (1, 2) if layer.kind == "attention" else ()
+                if self._fits(layer, needed, gathered, given):
+                    held = held_by_row(layer, Cut(dim), needed, given, self.length)
+                    fitting.append((TokenLayer(Cut(dim), needed, gathered, held.each), held))
+            except CannotCut as error:
+                is_given = any(tensor is not None and tensor.along == Cut(dim) for tensor in given)
+                reason = reason if reason and not is_given else str(error)
         if len(fitting) == 1:
             return fitting[0]
         raise CannotCut(reason or f"{layer.name} ({layer.kind}), which doesn't run token by token")
 
-    def _given(self, layer: Layer, reads_targets: bool) -> list[Cut | None]:
+    def _given(self, layer: Layer, reads_targets: bool) -> list[Held | None]:
         """How what the layer reads is cut: of each tensor where the graph tells which is which, else of all together.
 
         Raises:
             CannotCut: the graph doesn't tell.
         """
-        if len(layer.inputs) == len(layer.input_shapes):
-            return [self._cut.get(name) for name in layer.inputs]
+        values, shapes = layer.values_read, layer.input_shapes
+        if len(values) == len(shapes):
+            return [self._held.get(value) for value in values]
         if reads_targets and not layer.inputs:
-            return [Cut(-len(shape)) for shape in layer.input_shapes]
-        cuts = {self._cut.get(name) for name in layer.inputs}
-        if len(cuts) == 1 and not layer.batchless_inputs:
+            return [Held(Cut(-len(shape)), OF_TOKENS, (layer.name, 0)) for shape in shapes]
+        found = {self._held.get(value) for value in values}
+        if len(found) == 1 and not layer.batchless_inputs:
             # One tensor that is read several times.
-            return [*cuts] * len(layer.input_shapes)
+            return [*found] * len(shapes)
         whole = set(layer.batchless_inputs)
-        rest = [self._cut.get(name) for name in layer.inputs if name in self._cut]
-        if len(rest) + len(whole) == len(layer.input_shapes):
+        rest = [self._held[value] for value in values if value in self._held]
+        if len(rest) + len(whole) == len(shapes):
             tensors = iter(rest)
-            return [None if at in whole else next(tensors) for at in range(len(layer.input_shapes))]
+            return [None if at in whole else next(tensors) for at in range(len(shapes))]
         raise CannotCut(f"{layer.name}, whose inputs can't be told apart")
 
-    def _fits(self, layer: Layer, token_layer: TokenLayer, given: list[Cut | None]) -> bool:
+    def _fits(
+        self, layer: Layer, needed: tuple[Cut | None, ...], gathered: tuple[int, ...], given: list[Held | None]
+    ) -> bool:
         """Whether what a layer needs is what there is; whole tensors are cut where they are read."""
-        for at, (needed, cut) in enumerate(zip(token_layer.inputs, given, strict=True)):
-            needs = Cut(-2) if at in token_layer.gathered else needed
-            if cut is not None and needs != cut:
-                return False
-            if cut is None and needs is not None and at in token_layer.gathered:
-                return False
+        for at, (needs, tensor) in enumerate(zip(needed, given, strict=True)):
             shape = layer.input_shapes[at]
-            if needs is not None and (len(shape) < -needs.dim or shape[needs.dim] != self._length):
+            if at in gathered:
+                if tensor is None or tensor.along != Cut(-2) or tensor.order != OF_TOKENS:
+                    return False
+            elif tensor is not None:
+                if tensor.along != needs:
+                    return False
+            elif needs is not None and (len(shape) < -needs.dim or shape[needs.dim] != self.length):
                 return False
         return True
-
-    def _needed(self, layer: Layer, cut: Cut) -> TokenLayer:
-        """What the layer reads where its output is cut so.
-
-        Raises:
-            CannotCut: it mixes tokens.
-        """
-        if layer.attributes.get(RETURNS_INPUT):
-            return TokenLayer(cut, (cut,) * len(layer.input_shapes))
-        if layer.kind == "attention":
-            return _attention(layer, cut)
-        if layer.kind in ("matmul", "mm") and layer.parameters:
-            return TokenLayer(cut, self._by_matrix(layer, cut))
-        rule = _RULES.get(layer.kind)
-        if rule is not None:
-            return TokenLayer(cut, rule(layer, cut))
-        if layer.kind == "elementwise":
-            # A parameter is broadcast, or read by token.
-            layer = msgspec.structs.replace(layer, parameters=())
-        inputs = cuts_of_inputs(layer, cut)
-        if any(needed is not None and needed.sections != 1 for needed in inputs):
-            raise CannotCut(f"{layer.name} ({layer.kind}), which parts it")
-        return TokenLayer(cut, inputs)
-
-    def _by_matrix(self, layer: Layer, cut: Cut) -> tuple[Cut | None, ...]:
-        shapes = [self._parameters.get(name) for name in layer.parameters]
-        features = layer.input_shapes[0][-1], layer.output_shape[-1]
-        if len(layer.input_shapes) != 1 or shapes != [features]:
-            raise CannotCut(f"{layer.name} ({layer.kind}), a product with all of it")
-        return _by_features(layer, cut)
 
     def _of_loss(self, layer: Layer) -> TokenLayer:
         """Cross-entropy of logits (tokens, classes) or (classes, tokens) and a target a token."""
         function, shapes = layer.attributes.get("function", "cross_entropy"), layer.input_shapes
-        cut = self._cut.get(layer.inputs[0]) if layer.inputs else None
-        targets = len(shapes) == 2 and shapes[1] == (self._length,)
+        logits = self._held.get(layer.values_read[0]) if layer.inputs else None
+        targets = len(shapes) == 2 and shapes[1] == (self.length,)
         dims = (Cut(-2), Cut(-1)) if shapes and len(shapes[0]) == 2 else ()
+        cut = logits.along if logits is not None and logits.order == OF_TOKENS and not logits.places else None
         if function != "cross_entropy" or layer.output_shape or not targets or cut not in dims:
             raise CannotCut(f"{layer.name} ({function}), which is no mean over tokens")
         return TokenLayer(None, (cut, Cut(-1)))
@@ -211,71 +253,3 @@ def part_of_tokens(layer: Layer, token_layer: TokenLayer, ranks: int) -> Layer:
         batchless_inputs=batchless,
         fw_bytes=0 if is_view(layer) else 4 * (sum(map(math.prod, inputs)) + math.prod(output)),
     )
-
-
-def _attention(layer: Layer, cut: Cut) -> TokenLayer:
-    """Queries by token; keys and values of all tokens; of a mask the rows."""
-    if layer.attributes["function"] != "scaled_dot_product_attention" or cut.dim != -2:
-        raise CannotCut(f"{layer.name} ({layer.kind}), along another dim than its queries")
-    masks = [None if len(shape) < 2 or shape[-2] == 1 else cut for shape in layer.input_shapes[3:]]
-    return TokenLayer(cut, (cut, None, None, *masks), (1, 2))
-
-
-def _by_features(layer: Layer, cut: Cut) -> tuple[Cut | None, ...]:
-    if cut.dim == -1 or len(layer.input_shapes) != 1:
-        raise CannotCut(f"{layer.name} ({layer.kind}), a product over it")
-    return (cut,)
-
-
-def _addmm(layer: Layer, cut: Cut) -> tuple[Cut | None, ...]:
-    if layer.attributes["weights"] != "sum-second":
-        raise CannotCut(f"{layer.name} ({layer.kind}), whose weights come first")
-    return _by_features(layer, cut)
-
-
-def _norm(layer: Layer, cut: Cut) -> tuple[Cut | None, ...]:
-    size = layer.attributes["size"]
-    if layer.attributes["function"] not in ("layer_norm", "rms_norm") or not isinstance(size, tuple):
-        raise CannotCut(f"{layer.name} ({layer.attributes['function']}), whose statistics go over it")
-    if -cut.dim <= len(size):
-        raise CannotCut(f"{layer.name} ({layer.attributes['function']}), whose statistics go over it")
-    return (cut,)
-
-
-def _embedding(layer: Layer, cut: Cut) -> tuple[Cut | None, ...]:
-    if cut.dim == -1 or len(layer.input_shapes) != 1:
-        raise CannotCut(f"{layer.name} ({layer.kind}), along its features")
-    return (Cut(cut.dim + 1),)
-
-
-def _reduction(layer: Layer, cut: Cut) -> tuple[Cut | None, ...]:
-    """Along dims behind the one that is cut; dims of the call count the batch, shapes leave it out."""
-    given, dims = layer.attributes["dim"], len(layer.input_shapes[0])
-    named = given if isinstance(given, tuple) else (given,)
-    # Without a name, or along the first dim, it is over all samples.
-    over = {-dims - 1 if not isinstance(dim, int) else dim if dim < 0 else dim - dims - 1 for dim in named}
-    needed = cut if layer.attributes["keepdim"] else Cut(cut.dim - len(over))
-    if any(dim <= needed.dim for dim in over):
-        raise CannotCut(f"{layer.name} ({layer.attributes['function']}), which sums over it")
-    return (needed,)
-
-
-def _view(layer: Layer, cut: Cut) -> tuple[Cut | None, ...]:
-    """As of any cut; one dim may be taken out behind the one that is cut too."""
-    dims = layer.attributes.get("dims")
-    if layer.attributes["function"] in ("unbind", "select") and isinstance(dims, tuple) and dims[0] >= cut.dim:
-        return (Cut(cut.dim - 1),)
-    inputs = cuts_of_inputs(layer, cut)
-    if any(needed is not None and needed.sections != 1 for needed in inputs):
-        raise CannotCut(f"{layer.name} ({layer.attributes['function']}), which parts it")
-    return inputs
-
-
-_RULES: dict[str, Callable[[Layer, Cut], tuple[Cut | None, ...]]] = {
-    "linear": _by_features,
-    "addmm": _addmm,
-    "norm": _norm,
-    "embedding": _embedding,
-    "reduction": _reduction,
-    "view": _view,
-}

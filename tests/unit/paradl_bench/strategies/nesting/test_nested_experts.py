@@ -55,6 +55,25 @@ def test_rows_are_sent_whole_and_summed_at_home(mixtral: ModelGraph, text: str) 
     }
 
 
+@pytest.mark.parametrize("text", ["x2e2", "e2x2"])
+def test_each_part_of_the_tokens_is_sent_to_experts(mixtral: ModelGraph, text: str) -> None:
+    found = planned(mixtral, text)
+    context, expert = text.index("x") // 2, text.index("e") // 2
+    works = [work for work in found.communication() if isinstance(work, Collective)]
+    # Of one sample in four bytes: two rows of 16 features of each of four own tokens.
+    rows = 4 * 4 * 2 * 16
+    sent = Counter((work.axes, work.message_bytes) for work in works if work.operation == "all_to_all")
+    assert sent == {((expert,), rows // 2): 8, ((expert,), 8 * 4 // 2): 2}
+    # Gradients of experts go to who holds the same ones for other tokens, all others to every rank.
+    sizes = {tensor.name: tensor.bytes for tensor in mixtral.parameters}
+    apart = sum(size for name, size in sizes.items() if ".experts." in name)
+    reduced: Counter[tuple[int, ...]] = Counter()
+    for work in works:
+        reduced[work.axes] += work.message_bytes * (work.operation == "all_reduce")
+    assert reduced[0, 1] == sum(sizes.values()) - apart
+    assert reduced[context,] == apart // 2
+
+
 def test_each_rank_has_features_of_its_own_experts(mixtral: ModelGraph) -> None:
     found = planned(mixtral, "e2t2")
     products = {layer.name: layer for layer, _ in found.sharded if layer.kind == "grouped_matmul"}
