@@ -240,6 +240,7 @@ class Plan:
         works: distinct works that the roles' tasks point at.
         local_batch: samples a rank computes in an iteration.
         micro_batches: into how many parts it computes them, one after the other.
+        stage_ranks: of a pipeline, per stage the place along its axis that holds it.
         recomputes: whether some of forward is computed again in backward.
         notes: what the plan leaves out, in words, for reports.
         positions: per position along the axes that shard layers (the last one counting fastest), the index of the role
@@ -261,6 +262,7 @@ class Plan:
     exchange_axes: tuple[int, ...] = ()
     sharded: tuple[tuple[Layer, int], ...] = ()
     micro_batches: int = 1
+    stage_ranks: tuple[int, ...] = ()
     per_node: int = 1
     recomputes: bool = False
     found: Answers = field(init=False, compare=False, repr=False, default_factory=Answers)
@@ -373,13 +375,7 @@ class RoleBuilder:
         """Tasks so far."""
         return len(self.phase)
 
-    def build(
-        self,
-        name: str,
-        multiplicity: int,
-        setup: Setup = (),
-        exchanged_before: Before = (),
-    ) -> Role:
+    def build(self, name: str, multiplicity: int, setup: Setup = (), exchanged_before: Before = ()) -> Role:
         """The role."""
         return Role(
             name=name,

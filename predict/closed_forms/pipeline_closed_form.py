@@ -38,7 +38,7 @@ class LockStep(NamedTuple):
 def lock_step_settings(settings: PlanSettings) -> PlanSettings:
     """Of the plan that the closed form reads: GPipe's, with the stages that are given where each is a rank's own."""
     options = settings.of(PipelineOptions)
-    stages = options.stages if schedule_of(options.schedule).stages_per_rank == 1 else ()
+    stages = options.stages if schedule_of(options.schedule).placement.stages_per_rank == 1 else ()
     return settings.changed(PipelineOptions, schedule="gpipe", stages=stages)
 
 

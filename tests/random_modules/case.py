@@ -32,7 +32,7 @@ OPTIMIZERS = ("adam", "adamw", "adamw-fused")
 
 SAMPLES = 2
 """Of a micro-batch, on one replica."""
-SCHEDULES = ("gpipe", "1f1b", "interleaved", "zb")
+SCHEDULES = ("gpipe", "1f1b", "interleaved", "zb", "zbv")
 
 
 class Case(msgspec.Struct, frozen=True, kw_only=True):

@@ -14,7 +14,6 @@ def _order(rank: int, ranks: int, micro_batches: int) -> tuple[Action, ...]:
 SCHEDULE = Schedule(
     name="gpipe",
     torch_name="GPipe",
-    stages_per_rank=1,
     order=_order,
     source="Huang et al. 2019 (GPipe); torch's ScheduleGPipe",
 )

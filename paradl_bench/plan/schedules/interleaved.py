@@ -8,9 +8,8 @@ from __future__ import annotations
 import itertools
 from collections.abc import Sequence
 
+from paradl_bench.plan.schedules.placement import LOOP
 from paradl_bench.plan.schedules.schedule import Action, Direction, Schedule, in_turn
-
-_STAGES_PER_RANK = 2
 
 
 def _rounds(ranks: int, micro_batches: int) -> int:
@@ -19,10 +18,10 @@ def _rounds(ranks: int, micro_batches: int) -> int:
 
 def _order(rank: int, ranks: int, micro_batches: int) -> tuple[Action, ...]:
     group = micro_batches // _rounds(ranks, micro_batches)
-    operations = _STAGES_PER_RANK * micro_batches
+    operations = LOOP.stages_per_rank * micro_batches
     # Two forwards more for each rank between this one and the last: the way there and back.
-    ahead = min((_STAGES_PER_RANK - 1) * group + 2 * (ranks - 1 - rank), operations)
-    stages = [local * ranks + rank for local in range(_STAGES_PER_RANK)]
+    ahead = min((LOOP.stages_per_rank - 1) * group + 2 * (ranks - 1 - rank), operations)
+    stages = LOOP.stages_of(rank, ranks)
     forward = _in_turn("FW", stages, group, micro_batches)
     backward = _in_turn("BW", stages[::-1], group, micro_batches)
     alternating = itertools.chain.from_iterable(zip(forward[ahead:], backward, strict=False))
@@ -51,7 +50,7 @@ def refuse_unequal_groups(ranks: int, micro_batches: int) -> str:
 SCHEDULE = Schedule(
     name="interleaved",
     torch_name="Interleaved1F1B",
-    stages_per_rank=_STAGES_PER_RANK,
+    placement=LOOP,
     order=_order,
     refusal=refuse_unequal_groups,
     source="Narayanan et al. 2021 (arXiv:2104.04473), section 2.2; torch's ScheduleInterleaved1F1B",

@@ -23,7 +23,6 @@ def _refusal(ranks: int, micro_batches: int) -> str:
 SCHEDULE = Schedule(
     name="1f1b",
     torch_name="1F1B",
-    stages_per_rank=1,
     order=_order,
     refusal=_refusal,
     source="Narayanan et al. 2019 (PipeDream), synchronous as in DAPPLE (Fan et al. 2021); torch's Schedule1F1B",

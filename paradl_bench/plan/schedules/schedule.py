@@ -2,8 +2,8 @@
 
 Backward is one action, or two: of the input, whose gradient is sent on, and later of the weights.
 
-A stage is a contiguous range of layers. With several stages a rank, stage i is on rank i mod p, as torch places them.
-A schedule orders computation alone; what is sent follows from it (:meth:`Schedule.neighbours`). Torch-free.
+A stage is a contiguous range of layers. A placement says which rank holds it. A schedule orders computation alone; what
+ranks send follows from it (:meth:`Schedule.neighbours`). Torch-free.
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ from functools import partial
 from typing import Literal, NamedTuple
 
 from paradl_bench.core.errors import UserError
+from paradl_bench.plan.schedules.placement import ONE_STAGE, Placement
 
 Direction = Literal["FW", "BW", "BW_input", "BW_weight"]
 Way = Literal["FW", "BW"]
@@ -76,7 +77,7 @@ class Schedule:
     Attributes:
         name: as ``--schedule`` takes it.
         torch_name: of the class in ``torch.distributed.pipelining``.
-        stages_per_rank: how many stages each rank holds.
+        placement: which stages each rank holds.
         order: called as ``order(rank, ranks, micro_batches)``.
         refusal: called as ``refusal(ranks, micro_batches)``; why so many micro-batches can't be scheduled, else empty.
         source: where it is from.
@@ -87,16 +88,12 @@ class Schedule:
 
     name: str
     torch_name: str
-    stages_per_rank: int
     order: Callable[[int, int, int], tuple[Action, ...]]
     source: str
+    placement: Placement = ONE_STAGE
     refusal: Callable[[int, int], str] = lambda ranks, micro_batches: ""
     drops_messages: bool = False
     splits_backward: bool = False
-
-    def stages(self, ranks: int) -> int:
-        """Stages in all."""
-        return ranks * self.stages_per_rank
 
     def check(self, ranks: int, micro_batches: int, *, recomputes: bool = False) -> None:
         """Raises:
@@ -128,10 +125,10 @@ class Schedule:
         if action.direction == "BW_weight":
             return Neighbours(None, None)
         step = 1 if action.direction == "FW" else -1
-        last = self.stages(ranks) - 1
+        place, last = self.placement, self.placement.stages(ranks) - 1
 
         def elsewhere(stage: int) -> int | None:
             inside = 0 <= stage <= last
-            return stage if inside and stage % ranks != action.stage % ranks else None
+            return stage if inside and place.rank_of(stage, ranks) != place.rank_of(action.stage, ranks) else None
 
         return Neighbours(elsewhere(action.stage - step), elsewhere(action.stage + step))

@@ -27,7 +27,6 @@ def _order(rank: int, ranks: int, micro_batches: int) -> tuple[Action, ...]:
 SCHEDULE = Schedule(
     name="zb",
     torch_name="InterleavedZeroBubble",
-    stages_per_rank=1,
     order=_order,
     refusal=refuse_unequal_groups,
     source="Qi et al. 2023 (arXiv:2401.10241), ZB-H1; torch's ScheduleInterleavedZeroBubble with one stage a rank",

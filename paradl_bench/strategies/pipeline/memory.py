@@ -7,6 +7,7 @@ backward, as many at a time as the schedule has under way (GPipe: all of them; 1
 Gradients of parameters are complete after the first backward; the others make theirs beside them, and add them.
 torch holds what it has sent until it is done with the message (``Schedule.drops_messages``). Where backward runs in two
 parts, what autograd keeps is held to the second, and from the first on the gradients that its parameters wait for.
+What a stage hands to another one of its rank is no message: it takes the buffer's place, and so is there throughout.
 Gradients of parameters that other ranks' stages share are received beside the own ones, when all else is done.
 
 Where an axis shards layers, each rank holds its parts of its stages, and what crosses cuts as it holds it.
@@ -79,13 +80,13 @@ def pipelined_memory(
     ranks = degree_of(strategy, Trait.STAGES)
     shards = planner_for(strategy).shards(network, strategy, settings)
     stages = cut_into_stages(network, ranks, settings)
-    shared = places_of_shared(network, stages, ranks)
+    shared = places_of_shared(network, stages)
     walks = _WalksOfStages(samples_at_once(strategy, settings), dtype, device, framework_of(settings))
     apart = shards.distinct[0].apart
 
     def of_ranks() -> Iterator[MemoryUse]:
         for rank in range(ranks):
-            of_rank = [stage for stage in stages if stage.index % ranks == rank]
+            of_rank = [stage for stage in stages if stage.rank == rank]
             alike: list[list[StageShard]] = []
             for sharded in shards.distinct:
                 rank_shards = [shard_stage(network, stage, sharded, settings) for stage in of_rank]
@@ -120,7 +121,6 @@ def _parts(
     whole = _held(network, rank_shards, with_layers=_needs_layers(strategy, settings))
     in_parts = parted.held(whole) if parted else None
     held = in_parts or whole
-    received = [message_bytes(cut, micro_batch) for shard in rank_shards for cut in (shard.receives, shard.sends)]
     framework = framework_of(settings)
     ledger = Ledger(gradients=buffer_bytes(whole, framework))
     samples = count * micro_batch
@@ -132,8 +132,10 @@ def _parts(
     }
     if parted:
         parted.gather(ledger, whole)
-    drops_messages = schedule.drops_messages or framework.drops_messages
-    _run(ledger, passes, schedule.order(rank, ranks, count), drops_messages=drops_messages)
+    drops = framework.drops_messages
+    actions = schedule.order(rank, ranks, count)
+    twice = {} if framework.gradient_dtype else _added_to_others(rank_shards)
+    _run(ledger, passes, actions, twice, drops_messages=schedule.drops_messages or drops, into_buffers=not drops)
     if parted:
         parted.reduce(ledger, whole)
     sizes = {parameter.name: parameter.bytes for parameter in held.parameters}
@@ -147,9 +149,35 @@ def _parts(
         **fixed_parts(held, state, exchanged=exchanged, alone=alone),
         # Every rank makes the targets, as `train` does, though the last alone reads them.
         "input": (0 if rank else network.input_bytes(samples, given_dtype(dtype))) + network.target_bytes(samples),
-        "communication": 0 if framework.drops_messages else count * sum(map(sum, received)),
+        "communication": 0 if drops else count * _received_bytes(rank_shards, micro_batch),
         **moving_parts(ledger, state),
     }
+
+
+def _received_bytes(rank_shards: Sequence[StageShard], micro_batch: int) -> int:
+    """Of one micro-batch, what a rank's stages receive, gradients of what they send too."""
+    own = {shard.stage.index for shard in rank_shards}
+    received = 0
+    for shard in rank_shards:
+        stage, sent = shard.stage, message_bytes(shard.sends, micro_batch)
+        received += sum(message_bytes(shard.receives, micro_batch)) + sum(sent)
+        if stage.index + 1 in own:
+            # What it hands on as it came lies where it came to.
+            received -= sum(size for made, size in zip(stage.made, sent, strict=True) if made not in stage.layers)
+    return received
+
+
+def _added_to_others(rank_shards: Sequence[StageShard]) -> dict[int, int]:
+    """Per stage of a rank, bytes of gradients that its first backward adds to those of a stage behind it.
+
+    Both use the parameter, and each walk makes a gradient of its own.
+    """
+    made, added = set[str](), dict[int, int]()
+    for shard in reversed(rank_shards):
+        parameters = shard.network.parameters
+        added[shard.stage.index] = sum(parameter.bytes for parameter in parameters if parameter.name in made)
+        made.update(parameter.name for parameter in parameters)
+    return added
 
 
 def _needs_layers(strategy: Strategy, settings: PlanSettings) -> bool:
@@ -218,21 +246,48 @@ def _walk(network: ModelGraph, run: RankRun, ledger: Ledger) -> PartedLiveness:
 
 
 def _run(
-    ledger: Ledger, passes: Mapping[int, RepeatedPasses], actions: Sequence[Action], *, drops_messages: bool
+    ledger: Ledger,
+    passes: Mapping[int, RepeatedPasses],
+    actions: Sequence[Action],
+    twice: Mapping[int, int],
+    *,
+    drops_messages: bool,
+    into_buffers: bool,
 ) -> None:
+    """Run the actions of a rank.
+
+    Args:
+        twice: as of :func:`_added_to_others`, where gradients are tensors of their own.
+        into_buffers: whether what a stage hands to the next one of its rank, and the gradient that comes back, take the
+            place of those of the iteration before, as torch's do: they are counted with what the rank receives.
+    """
+    handing = {stage for stage in passes if stage + 1 in passes and into_buffers}
     outputs: dict[tuple[int, int], list[Storage]] = {}
     messages = _Messages(ledger, actions, drops_messages)
     for number, action in enumerate(actions):
         key = action.stage, action.micro_batch
         if action.direction == "FW":
             outputs[key] = passes[action.stage].forward()
-            now = [hold(storage) for storage in outputs[key]]
+            now = [] if action.stage in handing else [hold(storage) for storage in outputs[key]]
+            ledger.activations -= _bytes_of(outputs[key]) if action.stage in handing else 0
         else:
             # The gradient of what was sent is received into a buffer that is there already.
             of_micro_batch = outputs.pop(key) if action.completes else outputs[key]
             now = passes[action.stage].backward(action.direction, of_micro_batch)
+            if action.completes and not action.micro_batch:
+                ledger.gradients -= twice.get(action.stage, 0)
+            if action.stage in handing and action.completes:
+                ledger.activations += _bytes_of(of_micro_batch)
+            if action.stage - 1 in handing:
+                for storage in now:
+                    ledger.release(storage)
+                now = []
         messages.add(number, now)
     messages.release_all()
+
+
+def _bytes_of(storages: Sequence[Storage]) -> int:
+    return sum({id(storage): storage.size for storage in storages}.values())
 
 
 class _Messages:
@@ -270,7 +325,7 @@ def _papers_sum(
     network: ModelGraph, strategy: Strategy, settings: PlanSettings, *, dtype: str, rho: float
 ) -> MemoryUse:
     options, ranks = settings.of(PipelineOptions), degree_of(strategy, Trait.STAGES)
-    given = options.stages if schedule_of(options.schedule).stages_per_rank == 1 else ()
+    given = options.stages if schedule_of(options.schedule).placement.stages_per_rank == 1 else ()
     settings = settings.changed(PipelineOptions, schedule="gpipe", stages=given)
     local_batch = settings.batch // degree_of(strategy, Trait.DIVIDES_BATCH)
     stages = cut_into_stages(network, ranks, settings)

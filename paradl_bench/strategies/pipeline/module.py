@@ -36,7 +36,13 @@ from paradl_bench.strategies.pipeline.running.held_parameters import Registered,
 from paradl_bench.strategies.pipeline.running.shared_gradients import SharedGradients
 from paradl_bench.strategies.pipeline.running.stage_walk import StageWalk, varies
 from paradl_bench.strategies.pipeline.running.timed_stage import TimedStage, own_result
-from paradl_bench.strategies.pipeline.stage_shards import CrossingShape, StageShard, network_of_rank, shard_stage
+from paradl_bench.strategies.pipeline.stage_shards import (
+    CrossingShape,
+    StageShard,
+    exchanged_by_stages,
+    network_of_rank,
+    shard_stage,
+)
 from paradl_bench.strategies.pipeline.stages import cut_into_stages, places_of_shared
 from paradl_bench.strategies.running.autocast import TORCH_DTYPES, Entered, as_given, autocast_to, hold_weights
 from paradl_bench.strategies.running.group_functions import Group, Reduce
@@ -74,10 +80,10 @@ class RankPipeline:
         group, self._after_first = group_along(axes, heard=True), group_along(axes).process_group
         schedule = schedule_of(settings.of(PipelineOptions).schedule)
         everywhere = cut_into_stages(network, group.size, settings)
-        self.stages = tuple(stage for stage in everywhere if stage.index % group.size == group.rank)
+        self.stages = tuple(stage for stage in everywhere if stage.rank == group.rank)
         self._count, self._last = micro_batches(settings, group.size), self.stages[-1] is everywhere[-1]
         missing = hold_only(module, self.stages)
-        self._shared = SharedGradients(module, places_of_shared(network, everywhere, group.size), group_along(axes))
+        self._shared = SharedGradients(module, places_of_shared(network, everywhere), group_along(axes))
         self._reduce = shard_parameters(network_of_rank(network, self.stages, sharded), sharded.apart)
         shards = [shard_stage(network, stage, sharded, settings) for stage in self.stages]
         self._entered = entered = autocast_to(settings.dtype, device)
@@ -88,7 +94,7 @@ class RankPipeline:
         self.module = torch.nn.ModuleList(parts)
         # Every rank makes every group, whether its stages have such parameters or not.
         groups = {along: group_along(along) for along in exchange_axes(strategy) if self._reduce is None}
-        exchanged = [_exchanging(part, strategy, settings, device, groups, sharded.apart) for part in parts]
+        exchanged = _exchanging(parts, strategy, settings, device, groups, sharded.apart)
         self._running = running = [
             TimedStage(
                 stage,
@@ -140,21 +146,24 @@ class RankPipeline:
 
 
 def _exchanging(
-    part: StageModule,
+    parts: Sequence[StageModule],
     strategy: Strategy,
     settings: PlanSettings,
     device: torch.device,
     groups: Mapping[tuple[int, ...], Group],
     apart: frozenset[str],
-) -> torch.nn.Module:
-    """The stage with the exchanges of its own gradients along groups, whatever else the rank holds."""
-    network, module = part.shard.network, cast(torch.nn.Module, part)
-    for axes, of_apart in exchanges_of(network, strategy, apart) if groups else ():
-        group = groups[axes].process_group
-        module = exchange_gradients(
-            module, network, settings, device, group, model=part.module, apart=apart, of_apart=of_apart
-        )
-    return module
+) -> list[torch.nn.Module]:
+    """A rank's stages with the exchanges along groups of their gradients, whatever else the rank holds."""
+    networks, exchanged = exchanged_by_stages(part.shard for part in parts), []
+    for part in parts:
+        network, module = networks[part.stage.index], cast(torch.nn.Module, part)
+        for axes, of_apart in exchanges_of(network, strategy, apart) if groups else ():
+            group = groups[axes].process_group
+            module = exchange_gradients(
+                module, network, settings, device, group, model=part.module, apart=apart, of_apart=of_apart
+            )
+        exchanged.append(module)
+    return exchanged
 
 
 class PipelineRunner:

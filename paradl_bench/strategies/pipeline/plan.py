@@ -60,6 +60,7 @@ from paradl_bench.strategies.pipeline.repetition import BEFORE, ActionTasks, Rep
 from paradl_bench.strategies.pipeline.stage_shards import (
     StageShard,
     add_sums_of_shared,
+    exchanged_by_stages,
     handshake,
     hold_parameters,
     layers_by_name,
@@ -109,7 +110,7 @@ class PipelinePlanner:
 
     def limit(self, network: ModelGraph, settings: PlanSettings) -> Limit:
         """As many stages as the network can be cut into (ParaDL, Table 3: as many as it has layers)."""
-        stages = most_stages(network) // schedule_of(settings.of(PipelineOptions).schedule).stages_per_rank
+        stages = most_stages(network) // schedule_of(settings.of(PipelineOptions).schedule).placement.stages_per_rank
         reason = f"places where {network.name} can be cut into stages that each have a parameter"
         return Limit(axis="pipeline", ranks=max(stages, 1), reason=reason)
 
@@ -127,7 +128,7 @@ class PipelinePlanner:
         places = [
             (position[axis], shard) for position, shard in zip(positions(strategy), shards.positions, strict=True)
         ]
-        shared = places_of_shared(network, stages, strategy.axes[axis].degree)
+        shared = places_of_shared(network, stages)
         works: dict[Work, int] = {}
         roles: dict[tuple[int, int], Role] = {}
         known: list[tuple[object, Role]] = []
@@ -161,6 +162,7 @@ class PipelinePlanner:
             exchange_axes=exchange_axes,
             sharded=sharded_layers(shards),
             micro_batches=count,
+            stage_ranks=tuple(stage.rank for stage in stages),
             recomputes=bool(settings.recompute),
         )
 
@@ -206,13 +208,13 @@ class _RankPlan:
         self._network, self._settings, self._sharded, self._strategy = network, settings, sharded, strategy
         self._rank, self._ranks = rank, strategy.axes[self._axis].degree
         self._last_stage, self._works, self._shared = len(stages) - 1, works, shared
-        rank_stages = [stage for stage in stages if stage.index % self._ranks == rank]
+        rank_stages = [stage for stage in stages if stage.rank == rank]
         self.own = {stage.index: shard_stage(network, stage, sharded, settings) for stage in rank_stages}
         self._parts = parts_of_rank(network, rank_stages, sharded, strategy, settings)
         if parts := self._parts:
             led = {index: parts.led(shard.network.layers, shard.shards) for index, shard in self.own.items()}
             self.own = {index: shard._replace(shards=led[index]) for index, shard in self.own.items()}
-        networks = {} if self._parts else {index: shard.network for index, shard in self.own.items()}
+        networks = {} if self._parts else exchanged_by_stages(self.own.values())
         self._exchanges = StageExchanges(networks, strategy, settings, sharded.apart)
         self._schedule: Schedule = schedule_of(settings.of(PipelineOptions).schedule)
         self._count, self._micro_batch = micro_batches(settings, self._ranks), samples_at_once(strategy, settings)
@@ -226,7 +228,7 @@ class _RankPlan:
     def _decisive(self, index: int, shard: StageShard) -> tuple[object, ...]:
         apart = tuple(parameter.name in self._sharded.apart for parameter in shard.network.parameters)
         sizes = (message_bytes(cut, self._micro_batch) for cut in (shard.receives, shard.sends))
-        return likeness(shard), *sizes, index == 0, index == self._last_stage, apart
+        return likeness(shard), *sizes, index == 0, index == self._last_stage, index + 1 in self.own, apart
 
     def role(self, name: str, multiplicity: int) -> Role:
         """Actions in the schedule's order, then the weight update of all stages of the rank."""

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import functools
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import Literal, NamedTuple
 
 import msgspec
@@ -243,9 +243,14 @@ def add_sums_of_shared(
     return added
 
 
-def handshake(stages: Iterable[int], last_stage: int, axis: int) -> tuple[Transfer, ...]:
-    """The votes of a rank's stages over every cut of theirs."""
-    cuts = [cut for stage in stages for cut in (stage - 1, stage) if 0 <= cut < last_stage]
+def handshake(stages: Collection[int], last_stage: int, axis: int) -> tuple[Transfer, ...]:
+    """The votes of a rank's stages over every cut of theirs that another rank is behind."""
+    cuts = [
+        cut
+        for stage in stages
+        for cut in (stage - 1, stage)
+        if 0 <= cut < last_stage and not (cut in stages and cut + 1 in stages)
+    ]
     return tuple(
         Transfer(direction=direction, phase="FW", cut=cut, message_bytes=(_VOTE_BYTES,), axes=(axis,))
         for cut in cuts
@@ -259,6 +264,24 @@ def network_of_rank(network: ModelGraph, stages: Sequence[Stage], sharded: Shard
     stacked = msgspec.structs.replace(stages[0].network, layers=layers, outputs=(), parameters=(), gradient_order=())
     held = hold_parameters(network, stages, sharded)
     return msgspec.structs.replace(stacked, parameters=held.parameters, gradient_order=held.gradient_order)
+
+
+def exchanged_by_stages(shards: Iterable[StageShard]) -> dict[int, ModelGraph]:
+    """Networks of a rank's stages by number, each with the parameters whose gradients it exchanges with replicas.
+
+    Of stages that use the same one, the first exchanges it: its last backward is behind those of the others.
+    """
+    networks: dict[int, ModelGraph] = {}
+    known: set[str] = set()
+    for shard in shards:
+        network = shard.network
+        own = tuple(parameter for parameter in network.parameters if parameter.name not in known)
+        if len(own) < len(network.parameters):
+            order = tuple(name for name in network.gradient_order if name not in known)
+            network = msgspec.structs.replace(network, parameters=own, gradient_order=order)
+        networks[shard.stage.index] = network
+        known.update(parameter.name for parameter in own)
+    return networks
 
 
 def parts_of_rank(

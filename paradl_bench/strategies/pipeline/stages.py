@@ -47,7 +47,7 @@ class Stage:
     """One stage of a pipeline.
 
     Attributes:
-        index: in the order of forward.
+        index: in the order of forward. rank: the place along the pipeline that holds it.
         layers: indices in the network.
         receives, sends: the tensors that cross its cuts, ascending.
         made: per tensor that is sent, the layer that made what it holds, by index in the network.
@@ -57,6 +57,7 @@ class Stage:
     """
 
     index: int
+    rank: int
     layers: range
     receives: tuple[Crossing, ...]
     sends: tuple[Crossing, ...]
@@ -81,19 +82,25 @@ def cut_into_stages(network: ModelGraph, ranks: int, settings: PlanSettings) -> 
     Raises:
         UserError: the network can't be cut into so many, or not where the settings ask for.
     """
-    bounds = stage_bounds(network, ranks, settings)
-    return _stages(Same(network), bounds, range(len(bounds) - 1))
+    places = stage_ranks(ranks, settings)
+    return _stages(Same(network), stage_bounds(network, ranks, settings), places, range(len(places)))
 
 
 def first_stage(network: ModelGraph, ranks: int, settings: PlanSettings) -> Stage:
     """The first of :func:`cut_into_stages`, without the others."""
-    return _stages(Same(network), stage_bounds(network, ranks, settings), range(1))[0]
+    places = stage_ranks(ranks, settings)
+    return _stages(Same(network), stage_bounds(network, ranks, settings), places, range(1))[0]
 
 
 def stage_bounds(network: ModelGraph, ranks: int, settings: PlanSettings) -> tuple[int, ...]:
     """Index of the first layer of each stage of :func:`cut_into_stages`, and of the end; raises as that does."""
     options = settings.of(PipelineOptions)
-    return _bounds(Same(network), schedule_of(options.schedule).stages(ranks), options.stages)
+    return _bounds(Same(network), schedule_of(options.schedule).placement.stages(ranks), options.stages)
+
+
+def stage_ranks(ranks: int, settings: PlanSettings) -> tuple[int, ...]:
+    """Per stage, the place along a pipeline over ``ranks`` ranks that holds it."""
+    return schedule_of(settings.of(PipelineOptions).schedule).placement.ranks_of_stages(ranks)
 
 
 # Comparing two networks layer by layer takes longer than to cut one.
@@ -106,7 +113,9 @@ def _bounds(same: Same[ModelGraph], count: int, first_layers: tuple[str, ...]) -
 
 # A plan's check, the plan and its memory all ask for the same.
 @functools.lru_cache(maxsize=16)
-def _stages(same: Same[ModelGraph], bounds: tuple[int, ...], chosen: range) -> tuple[Stage, ...]:
+def _stages(
+    same: Same[ModelGraph], bounds: tuple[int, ...], places: tuple[int, ...], chosen: range
+) -> tuple[Stage, ...]:
     network, count = same.thing, len(bounds) - 1
     names = {layer.name: i for i, layer in enumerate(network.layers)}
     flow = data_flow(network)
@@ -117,6 +126,7 @@ def _stages(same: Same[ModelGraph], bounds: tuple[int, ...], chosen: range) -> t
     return tuple(
         Stage(
             index=stage,
+            rank=places[stage],
             layers=range(bounds[stage], bounds[stage + 1]),
             receives=crossed[bounds[stage]] if stage else (),
             sends=sends[stage],
@@ -137,7 +147,7 @@ def balanced_stages(
     Raises:
         UserError: the network can't be cut into so many.
     """
-    count = schedule_of(settings.of(PipelineOptions).schedule).stages(degree_of(strategy, Trait.STAGES))
+    count = schedule_of(settings.of(PipelineOptions).schedule).placement.stages(degree_of(strategy, Trait.STAGES))
     return tuple(network.layers[cut].name for cut in balanced_cuts(network, count, weights))
 
 
@@ -324,12 +334,12 @@ def most_stages(network: ModelGraph) -> int:
     return max(count, 1)
 
 
-def places_of_shared(network: ModelGraph, stages: Sequence[Stage], ranks: int) -> dict[str, tuple[int, ...]]:
+def places_of_shared(network: ModelGraph, stages: Sequence[Stage]) -> dict[str, tuple[int, ...]]:
     """Per trained parameter that several ranks along the pipeline hold, their places, ascending; in one order."""
     places: dict[str, set[int]] = {}
     for stage in stages:
         for parameter in stage.network.parameters:
-            places.setdefault(parameter.name, set()).add(stage.index % ranks)
+            places.setdefault(parameter.name, set()).add(stage.rank)
     arriving = set(gradient_order(network))
     return {name: tuple(sorted(holders)) for name, holders in places.items() if len(holders) > 1 and name in arriving}
 
@@ -345,36 +355,16 @@ def sent_to_places(shared: Mapping[str, tuple[int, ...]], own_place: int) -> dic
 
 
 def check_shared(network: ModelGraph, stages: Sequence[Stage], strategy: Strategy) -> None:
-    """Refuse parameters of several stages that replicas cannot exchange the gradients of.
+    """Refuse parameters of several ranks' stages that replicas cannot exchange the gradients of.
 
     Raises:
-        UserError: two stages of one rank share one; several stages do, and replicas hold rows of it.
+        UserError: replicas hold rows of one.
     """
-    if degree_of(strategy, Trait.REPLICATES) == 1:
-        return
-    ranks = degree_of(strategy, Trait.STAGES)
-    twice = held_twice(stages, ranks)
-    if twice is not None:
-        name, first, second = twice
-        raise UserError(
-            f"strategy {strategy}: stages {first} and {second} of one rank share {name}, which replicas would"
-            " exchange twice; give one stage a rank, or other --stages"
-        )
-    shared = places_of_shared(network, stages, ranks) if zero_stage(strategy) > 1 else {}
+    shares_rows = degree_of(strategy, Trait.REPLICATES) > 1 and zero_stage(strategy) > 1
+    shared = places_of_shared(network, stages) if shares_rows else {}
     for name, places in shared.items():
         raise UserError(
             f"strategy {strategy}: ranks {places[0]} and {places[-1]} of the pipeline share {name}, whose gradients are"
             f" added up whole, and replicas hold rows of it under stage {zero_stage(strategy)} of ZeRO; take z1, or"
             " untie it"
         )
-
-
-def held_twice(stages: Sequence[Stage], ranks: int) -> tuple[str, int, int] | None:
-    """A parameter that two stages of one rank use, and these; None where there is none."""
-    users: dict[tuple[str, int], int] = {}
-    for stage in stages:
-        for parameter in stage.network.parameters:
-            first = users.setdefault((parameter.name, stage.index % ranks), stage.index)
-            if first != stage.index:
-                return parameter.name, first, stage.index
-    return None

@@ -52,6 +52,7 @@ class PlanContext(NamedTuple):
         between: how many operations each phase has time between.
         shard: what every rank runs of the model (``f2``), a pipeline's its stages of that; empty for the whole.
         updated_elements: parameters that ranks at one place along that axis hold, over all stages; the mean of places.
+        stage_ranks: as of a :class:`~paradl_bench.plan.tasks.Plan`.
     """
 
     place: PricingContext
@@ -59,6 +60,7 @@ class PlanContext(NamedTuple):
     between: Mapping[str, int]
     shard: str
     updated_elements: float
+    stage_ranks: tuple[int, ...]
 
 
 class WorkContext(NamedTuple):

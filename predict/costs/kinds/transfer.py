@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import math
 
-from paradl_bench.plan.strategy import Strategy
 from paradl_bench.plan.works.communication import Collective, HaloExchange, Transfer
 from predict.costs.communication.backends import DEFAULT_BACKENDS
-from predict.costs.kinds.kind_costs import KindCosts, KnownCosts, WorkContext
+from predict.costs.kinds.kind_costs import KindCosts, KnownCosts, PlanContext, WorkContext
 from predict.costs.spread.assembly import Priced
 
 
@@ -15,7 +14,7 @@ def _price(work: Transfer, known: KnownCosts, context: WorkContext) -> Priced:
     """A send takes the time of its messages; a receive waits for it and takes none."""
     sent = work.message_bytes if work.direction == "send" else ()
     strategy = context.plan.strategy
-    span = _span(work, known, strategy)
+    span = _span(work, known, context.plan)
     message_cost = known.communication.halo_cost(
         HaloExchange(sends_bytes=sent, receives_bytes=(), axes=work.axes), strategy, context.call._replace(span=span)
     )
@@ -31,11 +30,11 @@ def _price(work: Transfer, known: KnownCosts, context: WorkContext) -> Priced:
     return priced._replace(blocking=known.communication.backend == DEFAULT_BACKENDS["cuda"])
 
 
-def _span(work: Transfer, known: KnownCosts, strategy: Strategy) -> int:
+def _span(work: Transfer, known: KnownCosts, plan: PlanContext) -> int:
     """Ranks side by side that hold both ends: stages of one node send each other what no link between nodes sees."""
-    (axis,) = work.axes
+    (axis,), strategy = work.axes, plan.strategy
     degree, stride = strategy.axes[axis].degree, math.prod(inner.degree for inner in strategy.axes[axis + 1 :])
-    places = (work.cut, work.to) if work.to >= 0 else (work.cut % degree, (work.cut + 1) % degree)
+    places = (work.cut, work.to) if work.to >= 0 else (plan.stage_ranks[work.cut], plan.stage_ranks[work.cut + 1])
     return known.communication.span_of_hop(strategy.ranks, (degree, stride), places)
 
 

@@ -87,6 +87,7 @@ def _context(known: KnownCosts, plan: Plan, place: PricingContext) -> tuple[Plan
         between=known.operations if in_parts(plan) else counts_between(plan, counts),
         shard="" if known.proportional else shard_of(plan),
         updated_elements=_updated_elements(plan),
+        stage_ranks=plan.stage_ranks,
     )
     return context, counts
 

@@ -158,8 +158,10 @@ class Finder:
 
     def _refusal(self, stages: int, index: int, count: int) -> str:
         schedule = self._schedules[index]
-        if schedule.stages(stages) > self._most_stages:
-            return f"{schedule.name}: {schedule.stages_per_rank} stages a rank, {self._most_stages} are the most"
+        if schedule.placement.stages(stages) > self._most_stages:
+            return (
+                f"{schedule.name}: {schedule.placement.stages_per_rank} stages a rank, {self._most_stages} are the most"
+            )
         if schedule.refusal(stages, count):
             return f"some numbers of micro-batches, which --schedule {schedule.name} cannot run"
         return ""

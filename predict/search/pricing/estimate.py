@@ -30,6 +30,7 @@ from paradl_bench.core.cache_keys import numbered
 from paradl_bench.network.kinds.autocast import as_held, widths_of
 from paradl_bench.plan.compute import backward_layers, layers_with_gradient
 from paradl_bench.plan.schedules.catalog import schedule_of
+from paradl_bench.plan.schedules.placement import ONE_STAGE, Placement
 from paradl_bench.strategies.pipeline.axis import PipelineOptions
 from paradl_bench.strategies.pipeline.crossings import data_flow, elements
 from paradl_bench.strategies.pipeline.stages import stage_bounds
@@ -43,7 +44,7 @@ from predict.search.candidates.space import Space
 from predict.search.pricing.exchange import Buckets, Exchanges
 from predict.search.pricing.groups import GroupCosts
 from predict.search.pricing.layer_seconds import ComputedAgain, WholeLayers, computed_again
-from predict.search.pricing.links import KINDS, LinkFinder, Links
+from predict.search.pricing.links import KINDS, Cut, LinkFinder, Links
 from predict.search.pricing.shared_work import SharedWorks
 from predict.search.pricing.waits import Sent
 from predict.simulation.input_tasks import terms_of
@@ -52,24 +53,12 @@ _AT_ONCE = 500_000
 """Elements of an array at most: many for a call of numpy, and few for a cache."""
 
 
-class Cut(NamedTuple):
-    """Stages of a pipeline over so many ranks.
-
-    Attributes:
-        key: ranks, and stages of each. bounds: index of each stage's first layer, and of the end. sent_bytes: a sample.
-    """
-
-    key: tuple[int, int]
-    bounds: Ints
-    sent_bytes: Floats
-
-
 class _Rows(NamedTuple):
     """Candidates that differ in bucket sizes alone: arrays with an entry each.
 
     Attributes:
         strategy, mesh, again: indices in the space. shared: number of what their ranks share of layers.
-        turns: micro-batches, of so many samples. stages_per_rank: of the schedule; in_parts: whether it parts backward.
+        turns: micro-batches, of so many samples. placement: its number. in_parts: whether the schedule parts backward.
         sent: number of the links that activations go over. exchanged, exchanged_apart: links that gradients go over,
             and those of parameters that are held apart.
         waits: number of what compute waits for; once that has its seconds, index of these.
@@ -81,7 +70,7 @@ class _Rows(NamedTuple):
     again: Ints
     turns: Ints
     samples: Ints
-    stages_per_rank: Ints
+    placement: Ints
     in_parts: Ints
     sent: Ints
     exchanged: Ints
@@ -108,6 +97,8 @@ class Estimates:
         self._costs, self._space, self._shared = costs, space, shared
         self._groups = costs.communication.found.once("groups", lambda: GroupCosts(costs.communication))
         self._ranks = space.strategies[0].ranks
+        schedules = (schedule_of(name).placement for name in space.schedules)
+        self._placements = list(dict.fromkeys((ONE_STAGE, *schedules)))
         self._whole = WholeLayers(costs, self._ranks)
         # Layers that take as long on every rank, of which the first stands for all: blocks repeat theirs.
         operations = [layer.operation for layer in costs.network.layers]
@@ -117,8 +108,8 @@ class Estimates:
         self._finder = LinkFinder(space, self._groups, shared)
         self._columns = space.columns
         self._parted = np.array((space.columns.parted, space.columns.parted_apart))
-        self._again: dict[tuple[int, tuple[int, int]], ComputedAgain] = {}
-        self._cuts: dict[tuple[int, int], Cut] = {}
+        self._again: dict[tuple[int, tuple[int, Placement]], ComputedAgain] = {}
+        self._cuts: dict[tuple[int, Placement], Cut] = {}
         self._widths = widths_of(as_held(costs.network, costs.dtype), costs.dtype, costs.device_kind)
 
     def seconds(self, wanted: NDArray[np.bool_] | None = None) -> Floats:
@@ -158,7 +149,7 @@ class Estimates:
         sharded = (self._columns.zero[rows.mesh] > 1) & (stages == 1)
         possible = self._found.possible[rows.strategy]
         for key in self._cuts:
-            alike_cut = possible & ~sharded & (stages == key[0]) & (rows.stages_per_rank == key[1])
+            alike_cut = possible & ~sharded & (stages == key[0]) & (rows.placement == self._placements.index(key[1]))
             for some, estimates in self._of_cut(self._cuts[key], rows, np.flatnonzero(alike_cut)):
                 seconds[some] = estimates
         some = np.flatnonzero(possible & sharded)
@@ -193,31 +184,32 @@ class Estimates:
         schedules = [schedule_of(name) for name in space.schedules]
         meshes = space.mesh_of[strategy]
         piped = self._columns.stages[meshes] > 1
-        # The estimate knows how many stages a rank has, whether backward has parts, and nothing else of a schedule.
-        per_rank = np.where(piped, np.array([each.stages_per_rank for each in schedules])[schedule], 1)
+        # The estimate knows which stages a rank has, whether backward has parts, and nothing else of a schedule.
+        placed = np.array([self._placements.index(each.placement) for each in schedules])
+        placement = np.where(piped, placed[schedule], 0)
         in_parts = piped & np.array([each.splits_backward for each in schedules])[schedule]
-        first, row = alike(strategy, turns, per_rank, in_parts, again)
+        first, row = alike(strategy, turns, placement, in_parts, again)
         strategy, mesh, turns = strategy[first], meshes[first], turns[first]
         local = space.settings.batch // self._columns.samplers[mesh]
-        samples, per_rank = local // turns, per_rank[first]
-        self._found = found = self._links(np.unique(strategy), mesh, samples, per_rank)
+        samples, placement = local // turns, placement[first]
+        self._found = found = self._links(np.unique(strategy), mesh, samples, placement)
         links = found.sent, found.exchanged, found.exchanged_apart, found.waits
-        settings = again[first], turns, samples, per_rank, in_parts[first]
+        settings = again[first], turns, samples, placement, in_parts[first]
         return _Rows(strategy, mesh, found.sharing[strategy], *settings, *(link[strategy] for link in links)), row
 
-    def _links(self, strategies: Ints, mesh: Ints, samples: Ints, stages_per_rank: Ints) -> Links:
+    def _links(self, strategies: Ints, mesh: Ints, samples: Ints, placement: Ints) -> Links:
         """Of the rows' strategies; whatever of estimates may be impossible is looked up."""
         cuts: defaultdict[int, list[int]] = defaultdict(list)
         numbers: defaultdict[int, list[int]] = defaultdict(list)
-        for of_mesh, column in (cuts, stages_per_rank), (numbers, samples):
+        for of_mesh, column in (cuts, placement), (numbers, samples):
             first, _ = alike(mesh, column)
             for index, value in zip(mesh[first].tolist(), column[first].tolist(), strict=True):
                 of_mesh[index].append(value)
 
         def prepare(index: int) -> None:
             stages = self._space.meshes[index].stages
-            for per_rank in cuts[index]:
-                self._cut(stages, per_rank)
+            for number in cuts[index]:
+                self._cut(stages, self._placements[number])
             self._whole.learn(numbers[index], alone=stages > 1)
 
         return self._finder.links(strategies, prepare)
@@ -269,9 +261,9 @@ class Estimates:
         # Rows differ in their links, or in whether backward is in parts, and compute alike.
         first, kind = alike(rows.mesh, rows.samples, rows.waits, rows.again)
         work = self._work(cut, rows.take(first), alone=ranks > 1)
-        # Of shape (rows, stages a rank, ranks): the stages of a rank are as many ranks apart.
+        # Of shape (rows, stages a rank, ranks).
         forward, backward = (
-            np.add.reduceat(layer_s, cut.bounds[:-1], axis=1).reshape(len(first), -1, ranks)[kind]
+            np.add.reduceat(layer_s, cut.bounds[:-1], axis=1)[:, cut.own][kind]
             for layer_s in (work.forward, work.backward)
         )
         # What each rank but the last sends forward at first.
@@ -302,7 +294,14 @@ class Estimates:
         sharings = list(self._finder.sharings)
         sent = [
             self._finder.zero_messages.in_parts(
-                sharings, rows.shared, cut.bounds, links[:, int(kind)], parted[int(kind)], part, of_apart=kind
+                sharings,
+                rows.shared,
+                cut.bounds,
+                cut.stage_ranks,
+                links[:, int(kind)],
+                parted[int(kind)],
+                part,
+                of_apart=kind,
             )
             for kind, part in zip(KINDS, held, strict=True)
         ]
@@ -335,27 +334,27 @@ class Estimates:
             self._again[key] = computed_again(self._costs.network, settings, cut.bounds.tolist())
         return self._again[key]
 
-    def _cut(self, ranks: int, stages_per_rank: int) -> Cut:
-        key = ranks, stages_per_rank
+    def _cut(self, ranks: int, placement: Placement) -> Cut:
+        key = ranks, placement
         if key not in self._cuts:
             network = self._costs.network
             if ranks == 1:
-                self._cuts[key] = Cut(key, np.array([0, len(network.layers)]), np.zeros(1))
+                self._cuts[key] = Cut.of(*key, [0, len(network.layers)], [0.0])
                 return self._cuts[key]
-            schedule = next(name for name in self._space.schedules if schedule_of(name).stages_per_rank == key[1])
+            schedule = next(name for name in self._space.schedules if schedule_of(name).placement == placement)
             bounds = stage_bounds(network, ranks, self._space.settings.changed(PipelineOptions, schedule=schedule))
             crossed = data_flow(network).crossing
             sent = [
                 sum(elements(network, at) * self._widths[at.layer].runs for at in crossed[end]) for end in bounds[1:-1]
             ]
-            self._cuts[key] = Cut(key, np.array(bounds), np.array([*sent, 0.0]))
+            self._cuts[key] = Cut.of(*key, bounds, [*sent, 0.0])
         return self._cuts[key]
 
     def _sent_each_turn(self, cut: Cut, crossing: Floats) -> Floats:
         """Seconds of all that each rank sends of a micro-batch, of each of its stages and both ways; (rows, ranks)."""
         # Each stage but the last sends forward what the next one reads, and that one as much of gradients back.
         of_stages = np.pad(crossing, ((0, 0), (0, 1))) + np.pad(crossing, ((0, 0), (1, 0)))
-        return np.asarray(of_stages.reshape(len(crossing), -1, cut.key[0]).sum(axis=1))
+        return np.asarray(of_stages[:, cut.own].sum(axis=1))
 
     def _crossing(self, cut: Cut, rows: _Rows) -> tuple[Floats, Ints]:
         """Seconds of a micro-batch's message over each cut, of each kind of rows; and the kind of each row."""
@@ -367,8 +366,10 @@ class Estimates:
         # Blocks repeat, and so does what crosses cuts between them.
         distinct, place = np.unique(cut.sent_bytes[:-1], return_inverse=True)
         sizes = rows.samples[first, None] * distinct / parts[first, None]
-        hops, cuts = self._finder.hops, np.arange(len(place)) % cut.key[0]
-        links = np.array([hops[number][cuts] for number in rows.sent[first].tolist()])
+        hops = self._finder.hops
+        links = np.array([hops[number][cut.hop] for number in rows.sent[first].tolist()])
+        # The first link takes no time.
+        links = np.where(cut.hop >= 0, links, 0)
         return self._groups.seconds_over(links, np.rint(sizes)[:, place]), row
 
     def _sharded(self, rows: _Rows) -> Floats:
@@ -376,7 +377,7 @@ class Estimates:
 
         Where a process waits for what it calls, it is both.
         """
-        work = self._work(self._cut(1, 1), rows, alone=False)
+        work = self._work(self._cut(1, ONE_STAGE), rows, alone=False)
         computed = work.forward.sum(axis=1) + work.backward.sum(axis=1)
         sent = self._found.zero_s[rows.strategy]
         together = computed + sent if self._space.settings.blocking else np.maximum(computed, sent)

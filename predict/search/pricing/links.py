@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 from paradl_bench.core.errors import UserError
 from paradl_bench.plan.axes.kind import Trait
 from paradl_bench.plan.mesh import axes_apart, group_axes, sharing_axes
+from paradl_bench.plan.schedules.placement import Placement
 from paradl_bench.plan.strategy import Strategy
 from predict.costs.sourced import Floats, Ints, UnmeasuredCollective
 from predict.search.candidates.mesh import Mesh, Sharing, alike
@@ -23,6 +24,43 @@ from predict.search.pricing.zero_messages import ZeroMessages
 
 KINDS = False, True
 """Whether parameters are held apart."""
+
+
+class Cut(NamedTuple):
+    """Stages of a pipeline over so many ranks.
+
+    Attributes:
+        key: ranks, and how stages lie over them. bounds: index of each stage's first layer, and of the end.
+        stage_ranks: per stage, the rank that holds it. own: stages of each rank, a row of one of each.
+        hop: per cut, between which place and the next one its messages go, either way; -1 for none.
+        sent_bytes: over each cut, a sample; behind the last stage none.
+    """
+
+    key: tuple[int, Placement]
+    bounds: Ints
+    stage_ranks: Ints
+    own: Ints
+    hop: Ints
+    sent_bytes: Floats
+
+    @classmethod
+    def of(cls, ranks: int, placement: Placement, bounds: Sequence[int], sent_bytes: Sequence[float]) -> Cut:
+        """Of so many ranks."""
+        places = np.array(placement.ranks_of_stages(ranks))
+        own = np.array([placement.stages_of(rank, ranks) for rank in range(ranks)]).T
+        here, there = places[:-1], places[1:]
+        hop = np.where(here == there, -1, np.where((here + 1) % ranks == there, here, there))
+        return cls((ranks, placement), np.array(bounds), places, own, hop, np.array(sent_bytes))
+
+
+def sums_of_ranks(of_stages: NDArray[Any], placed: tuple[int, Placement]) -> Floats:
+    """What each rank of a pipeline has over all its stages, from what each stage has.
+
+    Args:
+        placed: ranks, and how stages lie over them.
+    """
+    ranks, placement = placed
+    return np.asarray(np.bincount(placement.ranks_of_stages(ranks), of_stages, ranks), float)
 
 
 class Links(NamedTuple):

@@ -29,6 +29,7 @@ from paradl_bench.network.kinds.kind import layer_kinds
 from paradl_bench.network.optimizers import optimizer_named
 from paradl_bench.plan.axes.kind import Trait
 from paradl_bench.plan.schedules.catalog import schedule_of
+from paradl_bench.plan.schedules.placement import ONE_STAGE, Placement
 from paradl_bench.strategies.frameworks.presets import framework_of
 from paradl_bench.strategies.memory.gpu_kernels import layers_on_gpu
 from paradl_bench.strategies.memory.peak import kept_copies, run_again
@@ -44,6 +45,7 @@ from predict.costs.sourced import Floats, Ints
 from predict.search.candidates.mesh import Mesh, MeshPlans, Settings, plans_of
 from predict.search.candidates.space import Choices, Space
 from predict.search.pricing.activations import Activations, ActivationsByLayer, UnderWay
+from predict.search.pricing.links import sums_of_ranks
 from predict.search.pricing.shared_work import SharedWork, SharedWorks
 from predict.search.pricing.zero_messages import unit_bytes
 
@@ -292,14 +294,15 @@ class MemoryBounds:
 
     def _parameters_alone(self, mesh: Mesh, kind: _Kind) -> _Stages:
         """Parameters of every rank's stages, at least."""
-        parts, (schedule, _) = self._parts_alone(mesh), kind
+        parts, stages = self._parts_alone(mesh), self._stages_of(mesh, kind[0])
 
         def find() -> _Stages:
-            whole = _of_ranks(self.shared.of_all.gradient_bytes, self._bounds(mesh.stages, schedule), mesh.stages)
+            first_layers = self._bounds(mesh.stages, kind[0])[:-1]
+            whole = sums_of_ranks(np.add.reduceat(self.shared.of_all.gradient_bytes, first_layers), stages)
             none = np.zeros(mesh.stages)
             return _Stages(whole / parts, none, none)
 
-        return self._found.once(("parameters", parts, self._stages_of(mesh, schedule)), find)
+        return self._found.once(("parameters", parts, stages), find)
 
     def _of_stages(self, mesh: Mesh, kind: _Kind) -> _Stages:
         """What every rank's stages hold, without what axes beside share of activations."""
@@ -310,31 +313,34 @@ class MemoryBounds:
         def find() -> _Stages:
             shared, bounds = self.shared.of(mesh.sharing), self._bounds(mesh.stages, schedule)
             crossing = self._crossing(shared, stages, bounds)
-            in_front, behind = (np.pad(crossing, ((0, 0), pad)) for pad in ((1, 0), (0, 1)))
+            places = stages[1].ranks_of_stages(stages[0])
+            handed = np.equal(places[:-1], places[1:])
+            # What a rank hands on to itself is no message, and what it hands on as it came lies where it came to.
+            forward, sent = np.where(handed, crossing[1], crossing[0]), np.where(handed, 0.0, crossing[1])
             active = self._found.once(("first", stages, alike_again), partial(self._first_stage, *first))
             return _Stages(
-                _of_ranks(shared.gradient_bytes, bounds, mesh.stages),
-                (in_front[0] + behind[0]).reshape(-1, mesh.stages).sum(axis=0),
-                behind[1].reshape(-1, mesh.stages).sum(axis=0),
+                sums_of_ranks(np.add.reduceat(shared.gradient_bytes, bounds[:-1]), stages),
+                sums_of_ranks(np.append(0.0, forward) + np.append(crossing[0], 0.0), stages),
+                sums_of_ranks(np.append(sent, 0.0), stages),
                 active.whole,
                 active.in_parts(shared.kept) if mesh.shared and not self._swaps(mesh) else Activations(),
             )
 
         return self._found.once((mesh.sharing, stages, alike_again), find)
 
-    def _stages_of(self, mesh: Mesh, schedule: str) -> tuple[int, int]:
-        """What decides a pipeline's cuts: its ranks, and stages of each."""
-        return mesh.stages, schedule_of(schedule).stages_per_rank if mesh.stages > 1 else 1
+    def _stages_of(self, mesh: Mesh, schedule: str) -> tuple[int, Placement]:
+        """What decides a pipeline's cuts: its ranks, and how stages lie over them."""
+        return mesh.stages, schedule_of(schedule).placement if mesh.stages > 1 else ONE_STAGE
 
     def _bounds(self, ranks: int, schedule: str) -> tuple[int, ...]:
         """The first layer of each stage, and the end."""
         if ranks == 1:
             return 0, len(self._costs.network.layers)
         settings = self._choices.settings.changed(PipelineOptions, schedule=schedule)
-        stages = ranks, schedule_of(schedule).stages_per_rank
+        stages = ranks, schedule_of(schedule).placement
         return self._found.once(("bounds", stages), partial(stage_bounds, self._costs.network, ranks, settings))
 
-    def _crossing(self, shared: SharedWork, stages: tuple[int, int], bounds: Sequence[int]) -> Floats:
+    def _crossing(self, shared: SharedWork, stages: tuple[int, Placement], bounds: Sequence[int]) -> Floats:
         """Bytes a sample that cross each cut, and those of tensors that the stage in front has made; (2, cuts)."""
         values = self._found.once(("crossing", stages), partial(self._values_crossing, bounds))
         share = shared.held[values.layer]
@@ -381,11 +387,6 @@ class MemoryBounds:
             recomputed=parts_within(network, settings, first.layers),
         )
         return ActivationsByLayer.of(first.network, run, self.shared.places)
-
-
-def _of_ranks(layer_bytes: Ints, bounds: Sequence[int], ranks: int) -> Floats:
-    """Bytes of the stages of each rank, which are as many ranks apart."""
-    return np.asarray(np.add.reduceat(layer_bytes, bounds[:-1]).reshape(-1, ranks).sum(axis=0), float)
 
 
 def bounds_of(costs: CostModel, choices: Choices) -> MemoryBounds:

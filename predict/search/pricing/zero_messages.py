@@ -45,7 +45,7 @@ class ZeroMessages:
 
     def __init__(self, groups: GroupCosts, shared: SharedWorks) -> None:
         self._groups, self._shared = groups, shared
-        self._of_ranks: dict[tuple[frozenset[str], bool, int, tuple[int, ...]], Ints] = {}
+        self._of_ranks: dict[tuple[frozenset[str], bool, tuple[int, ...], tuple[int, ...]], Ints] = {}
 
     def links_of_parts(self, zero: int, group: Group, copies: Group) -> tuple[int, int, int, int]:
         """Links of stage 1's broadcasts, and in a pipeline of gathers, reductions and copies' sums of the other stages.
@@ -65,6 +65,7 @@ class ZeroMessages:
         sharings: Sequence[Sharing],
         sharing: Ints,
         bounds: Ints,
+        stage_ranks: Ints,
         links: Ints,
         parted: Ints,
         held: Floats,
@@ -74,7 +75,8 @@ class ZeroMessages:
         """Seconds of an iteration's messages of parameters that ranks hold so many bytes of; of the shape of ``held``.
 
         Args:
-            sharings: that are there; sharing: each row's index in them. bounds: of a pipeline's stages.
+            sharings: that are there; sharing: each row's index in them.
+            bounds: of a pipeline's stages; stage_ranks: of each, its place along the pipeline.
             links: of :meth:`links_of_parts`, with a row for each. parted: over how many ranks.
             held: bytes, of shape (rows, ranks of a pipeline).
         """
@@ -82,10 +84,12 @@ class ZeroMessages:
         some = np.flatnonzero(links.any(axis=1))
         if not len(some):
             return sent_s
-        ranks = held.shape[1]
         distinct, which = np.unique(sharing[some], return_inverse=True)
         units = np.array(
-            [self.units_of_ranks(sharings[number], ranks, bounds, of_apart=of_apart) for number in distinct.tolist()]
+            [
+                self.units_of_ranks(sharings[number], stage_ranks, bounds, of_apart=of_apart)
+                for number in distinct.tolist()
+            ]
         )[which]
         for column, times in enumerate((parted[some, None], units, units, units)):
             size = np.floor(held[some] / (units if column else 1))
@@ -93,21 +97,22 @@ class ZeroMessages:
             sent_s[some] += times * np.where(size > 0, seconds, 0.0)
         return sent_s
 
-    def units_of_ranks(self, sharing: Sharing, ranks: int, bounds: Ints, *, of_apart: bool) -> Ints:
+    def units_of_ranks(self, sharing: Sharing, stage_ranks: Ints, bounds: Ints, *, of_apart: bool) -> Ints:
         """Units that each rank of a pipeline has parameters of; stages have as many of their own, or more.
 
         Args:
+            stage_ranks, bounds: as of :meth:`in_parts`.
             of_apart: of parameters that are held apart, or else of all others.
         """
         network, apart = self._shared.network, self._shared.apart_of(sharing)
-        key = apart, of_apart, ranks, tuple(bounds.tolist())
+        key = apart, of_apart, tuple(stage_ranks.tolist()), tuple(bounds.tolist())
         if key not in self._of_ranks:
-            counts = np.zeros(ranks, np.int64)
+            counts = np.zeros(stage_ranks.max() + 1, np.int64)
             for unit in units_of(network)[:-1]:
                 wanted = {parameter.name for parameter in unit.parameters if (parameter.name in apart) == of_apart}
                 layers = [index for index in unit.layers if not wanted.isdisjoint(network.layers[index].parameters)]
                 stages = np.searchsorted(bounds, layers, side="right") - 1
-                counts[np.unique(stages % ranks)] += 1
+                counts[np.unique(stage_ranks[stages])] += 1
             self._of_ranks[key] = np.maximum(counts, 1)
         return self._of_ranks[key]
 

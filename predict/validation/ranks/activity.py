@@ -172,7 +172,7 @@ def _losses(timeline: IterationTimeline, role: RoleTimeline, schedule: str) -> l
     """Of a stage's forwards and backwards in order, whether the loss was stamped by itself behind it."""
     if role.actions is None:
         return []
-    stages = len(timeline.lines[0].roles) * schedule_of(schedule).stages_per_rank
+    stages = len(timeline.lines[0].roles) * schedule_of(schedule).placement.stages_per_rank
     return [action.way == "FW" and action.stage == stages - 1 for action in role.actions.actions]
 
 

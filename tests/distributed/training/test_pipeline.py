@@ -29,12 +29,12 @@ CASES = {
     2: [
         f"{name}:p2:{schedule}:{count}"
         for name in NETWORKS
-        for schedule in ("gpipe", "1f1b", "interleaved", "zb")
+        for schedule in ("gpipe", "1f1b", "interleaved", "zb", "zbv")
         for count in (2, 4)
     ]
-    + [f"transformer_networks.Tied:p2:{schedule}:2" for schedule in ("1f1b", "interleaved", "zb")]
+    + [f"transformer_networks.Tied:p2:{schedule}:2" for schedule in ("1f1b", "interleaved", "zb", "zbv")]
     + [f"transformer_networks.llama_tokens:p2:{schedule}" for schedule in ("1f1b:4:again=all", "interleaved:4")]
-    + ["Chain:p2:gpipe:1", "Chain:p2:1f1b:3:features.3", "Residual:p2:gpipe:2:convs.3"],
+    + ["Chain:p2:gpipe:1", "Chain:p2:1f1b:3:features.3", "Residual:p2:gpipe:2:convs.3", "Residual:p2:zbv:6"],
     4: [
         f"{name}:{text}:{schedule}:4"
         for name in NETWORKS
@@ -44,6 +44,7 @@ CASES = {
     + [
         *("transformer_networks.gpt2_tokens:d2p2:interleaved:2", "transformer_networks.llama_tokens:p4:1f1b:4"),
         "Residual:p4:zb:6",
+        *("Residual:p4:zbv:8", "Chain:d2p2:zbv:3", "Normed:p2d2:zbv:4", "Normed:p4:zbv:5"),
         "Chain:d2p2:zb:3",
         "Normed:p2d2:zb:4",
         "Branching:d2p2:zb:2",
@@ -67,6 +68,7 @@ NESTED = {
         *("Branching:c2p2:interleaved:4", "pipeline_idioms.Query:p2c2:1f1b:2", "pipeline_idioms.Query:p2f2:zb:2"),
         *("pipeline_idioms.Attending:d2p2:zb:2", "pipeline_idioms.ChangedChannels:p2s2:1f1b:2"),
         *("transformer_networks.Tied:d2p2:1f1b:2", "transformer_networks.Tied:p2t2:zb:2"),
+        *("Residual:p2f2:zbv:4", "transformer_networks.gpt2:p2t2:zbv:2", "Normed:p2s2:zbv:4"),
         *("pipeline_idioms.ViewedChannels:p2s2:zb:2", "pipeline_idioms.AuxiliaryImages:p2s2:gpipe:2"),
     ],
 }
@@ -142,7 +144,7 @@ EXPERTS = {
 ZERO = {
     4: [
         *("Chain:p2z1d2:interleaved:2", "transformer_networks.Tied:z1d2p2:zb:2:clip", "Normed:z1d2p2:1f1b:4"),
-        *("Chain:z3d2p2:1f1b:4", "Normed:p2z2d2:interleaved:4", "Residual:z3d2p2:zb:4"),
+        *("Chain:z3d2p2:1f1b:4", "Normed:p2z2d2:interleaved:4", "Residual:z3d2p2:zb:4", "Residual:z3d2p2:zbv:4"),
         *("pipeline_idioms.Attending:z2d2p2:gpipe:2", "transformer_networks.gpt2:z3d2p2:gpipe:2:clip"),
         "transformer_networks.Split:z3d2p2:1f1b:2:bf16",
     ],
@@ -172,7 +174,7 @@ AGAIN = {
 
 # Gradients whose squares are summed over stages, tied and sharded parameters among them.
 CLIPPED = {
-    2: ["Chain:p2:gpipe:2", "transformer_networks.Tied:p2:interleaved:2", "Normed:p2:zb:2"],
+    2: ["Chain:p2:gpipe:2", "transformer_networks.Tied:p2:interleaved:2", "Normed:p2:zb:2", "Normed:p2:zbv:2"],
     4: [
         *("transformer_networks.Tied:p2t2:1f1b:2", "transformer_networks.Tied:d2p2:1f1b:2", "Chain:p2f2:gpipe:2"),
         *("Rereading:s2p2:zb:2", "Branching:c2p2:interleaved:2"),
@@ -197,7 +199,11 @@ HELD_LOW = {
     4: ("Own:d2t2:gpipe:1", "Tied:d2p2:1f1b:2", "Split:p2t2:1f1b:2:up", "Own:z1d2t2:gpipe:1", "Own:d2z2d2:gpipe:1"),
 }
 # Norms compute in fp32: what a cut inside of one sends is.
-HELD_LOW[2] += ("llama_tokens:p2:1f1b:2:model.layers.1.input_layernorm#3", "llama_tokens:p2:interleaved:2")
+HELD_LOW[2] += (
+    "llama_tokens:p2:1f1b:2:model.layers.1.input_layernorm#3",
+    "llama_tokens:p2:interleaved:2",
+    "Tied:p2:zbv:2",
+)
 HELD_LOW[4] += ("Own:z3d2t2:gpipe:1", "Split:z3d2p2:1f1b:2:up", "mixtral_tokens:z3d2e2:gpipe:1:reduced")
 
 IDIOMATIC = {
@@ -206,6 +212,7 @@ IDIOMATIC = {
 }
 MORE_IDIOMATIC = {
     2: [f"pipeline_idioms.{name}:p2:1f1b:3" for name in IDIOMS]
+    + [f"pipeline_idioms.{name}:p2:zbv:2" for name in WHOLE]
     + [f"pipeline_idioms.Discarded:p2:zb:2:{cut}" for cut in ("b", "tanh", "d", "f")]
     + [f"pipeline_idioms.Views:p2:zb:2:{cut}" for cut in ("c", "view", "getitem#4", "pad")]
     + [f"pipeline_idioms.Attending:p2:zb:2:{cut}" for cut in ("gru", "gru#2", "lstm", "lstm#3", "matmul", "getitem")]
@@ -225,7 +232,7 @@ DRAWN = {
     4: ("p4", "d2p2", "p2f2", "p2c2", "p2s2", "p2t2"),
     8: ("d2p2f2", "d2p2c2", "d2p2s2", "p2d2t2", "p2s2x2", "p4f2", "f2p2d2"),
 }
-SCHEDULES = ("gpipe", "1f1b", "interleaved", "zb")
+SCHEDULES = ("gpipe", "1f1b", "interleaved", "zb", "zbv")
 A_LAUNCH = 20
 """Cases that ranks run before they are started anew."""
 

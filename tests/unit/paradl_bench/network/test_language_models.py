@@ -209,7 +209,7 @@ def test_tied_weights_are_held_by_all_stages_that_use_them(name: str) -> None:
     """By first and last, whose gradients add up; models are cut into as many stages as they have blocks."""
     settings = PlanSettings(batch=8)
     tied = trace_network(load_model(name, (32,), device="meta"))
-    shared = places_of_shared(tied, cut_into_stages(tied, 12, settings), 12)
+    shared = places_of_shared(tied, cut_into_stages(tied, 12, settings))
     ((table, places),) = ((own, places) for own, places in shared.items() if "relative" not in own)
     assert table.endswith(("word_embeddings.weight", "wte.weight", "shared.weight"))
     assert {0, 11} <= set(places)

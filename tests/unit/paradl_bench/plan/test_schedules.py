@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import itertools
+
 import pytest
 
 from paradl_bench.core.errors import UserError
@@ -21,7 +23,7 @@ def possible(schedule: Schedule) -> list[tuple[int, int]]:
 def test_every_micro_batch_passes_every_stage_of_the_rank_once(schedule: Schedule) -> None:
     for ranks, count in possible(schedule):
         for rank in range(ranks):
-            stages = [rank + turn * ranks for turn in range(schedule.stages_per_rank)]
+            stages = schedule.placement.stages_of(rank, ranks)
             directions = ("FW", "BW_input", "BW_weight") if schedule.splits_backward else ("FW", "BW")
             wanted = {Action(d, s, m) for d in directions for s in stages for m in range(count)}
             actions = schedule.order(rank, ranks, count)
@@ -39,7 +41,7 @@ def test_ranks_that_wait_for_each_other_come_to_an_end(schedule: Schedule) -> No
         while moved:
             moved = False
             for queue in queues:
-                while queue and needed(queue[0], schedule.stages(ranks)) <= done:
+                while queue and needed(queue[0], schedule.placement.stages(ranks)) <= done:
                     done.add(queue.pop(0))
                     moved = True
         assert not any(queues)
@@ -61,7 +63,8 @@ def test_what_one_stage_sends_another_receives(schedule: Schedule) -> None:
         sent = {(a.direction, a.stage, n.target, a.micro_batch) for a, n in of.items() if n.target is not None}
         received = {(a.direction, n.source, a.stage, a.micro_batch) for a, n in of.items() if n.source is not None}
         assert sent == received
-        assert len(sent) == 2 * count * (schedule.stages(ranks) - 1 if ranks > 1 else 0)
+        places = schedule.placement.ranks_of_stages(ranks)
+        assert len(sent) == 2 * count * sum(one != other for one, other in itertools.pairwise(places))
 
 
 def test_1f1b_keeps_no_more_activations_than_stages_follow() -> None:
@@ -81,6 +84,16 @@ def test_zero_bubble_keeps_as_many_micro_batches_as_1f1b(count: int) -> None:
             kept += {"FW": 1, "BW_input": 0, "BW_weight": -1}[action.direction]
             most = max(most, kept)
         assert most == 4
+
+
+@pytest.mark.parametrize("count", [7, 8, 16])
+def test_zero_bubble_v_keeps_2p_micro_batches(count: int) -> None:
+    for rank in range(4):
+        kept = most = 0
+        for action in schedule_of("zbv").order(rank, 4, count):
+            kept += {"FW": 1, "BW_input": 0, "BW_weight": -1}[action.direction]
+            most = max(most, kept)
+        assert most == 8
 
 
 @pytest.mark.parametrize(("name", "ranks", "count"), [("1f1b", 4, 3), ("interleaved", 4, 9), ("zb", 4, 9)])
@@ -103,14 +116,14 @@ def test_torchs_name_is_taken_for_a_schedule(schedule: Schedule) -> None:
 class Recording:
     """Stands in for torch's stage, and notes what torch's schedule has it do."""
 
-    def __init__(self, index: int, stages: int, ranks: int) -> None:
-        self.stage_index, self.num_stages = index, stages
-        self.group_rank, self.group_size = index % ranks, ranks
-        self.is_first, self.is_last = index == 0, index == stages - 1
+    def __init__(self, index: int, places: tuple[int, ...], ranks: int) -> None:
+        self.stage_index, self.num_stages = index, len(places)
+        self.group_rank, self.group_size = places[index], ranks
+        self.is_first, self.is_last = index == 0, index == len(places) - 1
         self.has_backward = True
         self.submod = None
         self.actions: list[Action] = []
-        self.stage_index_to_group_rank = {stage: stage % ranks for stage in range(stages)}
+        self.stage_index_to_group_rank = dict(enumerate(places))
         self.output_chunks: list[object] = []
 
     def forward_one_chunk(self, index: int, *_: object, **__: object) -> int:
@@ -135,14 +148,14 @@ def test_one_stage_a_rank_runs_as_torch_runs_it(name: str) -> None:
     schedule = schedule_of(name)
     for ranks, count in possible(schedule):
         for rank in range(ranks):
-            stage = Recording(rank, ranks, ranks)
+            stage = Recording(rank, schedule.placement.ranks_of_stages(ranks), ranks)
             running = get_schedule_class(schedule.torch_name)(stage, count)
             running._initialize_stage = lambda *_, **__: None
             running._step_microbatches([()] * count, [{}] * count, [0] * count, None)
             assert tuple(stage.actions) == schedule.order(rank, ranks, count), (ranks, count, rank)
 
 
-@pytest.mark.parametrize("name", ["interleaved", "zb"])
+@pytest.mark.parametrize("name", ["interleaved", "zb", "zbv"])
 def test_schedules_of_actions_are_torchs_own(name: str) -> None:
     pytest.importorskip("torch", reason="torch is not installed")
     from torch.distributed.pipelining.schedules import get_schedule_class
@@ -151,8 +164,8 @@ def test_schedules_of_actions_are_torchs_own(name: str) -> None:
     names = {"FORWARD": "FW", "FULL_BACKWARD": "BW", "BACKWARD_INPUT": "BW_input", "BACKWARD_WEIGHT": "BW_weight"}
     for ranks, count in possible(schedule):
         for rank in range(ranks):
-            own = [rank + turn * ranks for turn in range(schedule.stages_per_rank)]
-            stages = [Recording(stage, schedule.stages(ranks), ranks) for stage in own]
+            own = schedule.placement.stages_of(rank, ranks)
+            stages = [Recording(stage, schedule.placement.ranks_of_stages(ranks), ranks) for stage in own]
             running = get_schedule_class(schedule.torch_name)(stages, count)
             found = tuple(
                 Action(names[action.computation_type.name], action.stage_index, action.microbatch_index)
@@ -160,3 +173,4 @@ def test_schedules_of_actions_are_torchs_own(name: str) -> None:
                 if action is not None
             )
             assert found == schedule.order(rank, ranks, count), (ranks, count, rank)
+            assert all(stage.stage_index_to_group_rank[place] == rank for stage in stages for place in own)

@@ -45,7 +45,7 @@ def chain(layers: int) -> ModelGraph:
 
 def plan_of(text: str, micro_batches: int, schedule: str = "gpipe") -> Plan:
     strategy = parse_strategy(text)
-    stages = schedule_of(schedule).stages(strategy.ranks)
+    stages = schedule_of(schedule).placement.stages(strategy.ranks)
     settings = plan_settings(batch=micro_batches, micro_batches=micro_batches, schedule=schedule)
     return planner_for(strategy).plan(chain(stages), strategy, settings)
 
@@ -119,7 +119,7 @@ def test_free_transfers_leave_the_bubble_alone() -> None:
     p, s = 4, 8
     for schedule, bubble in (("gpipe", p - 1), ("1f1b", p - 1), ("interleaved", (p - 1) / 2)):
         plan = plan_of(f"p{p}", s, schedule)
-        stage_s = 1.0 / schedule_of(schedule).stages_per_rank
+        stage_s = 1.0 / schedule_of(schedule).placement.stages_per_rank
         assert simulated(plan, seconds_of(plan, stage_s, 0.0)) == pytest.approx(2 * (s + bubble))
 
 
@@ -182,11 +182,11 @@ def listed(schedule: str, ranks: int, count: int, costs: dict[str, float], trans
                     break
                 # The first stage runs all of backward where the weights' turn comes.
                 seconds = costs[action.direction]
-                if rank == 0 and action.direction != "FW":
+                if action.stage == 0 and action.direction != "FW":
                     seconds = 0.0 if action.direction == "BW_input" else costs["BW_input"] + costs["BW_weight"]
                 free[rank] = max(free[rank], sent.get(message, 0.0)) + seconds
                 if near.target is not None:
-                    sent[action.way, rank, action.micro_batch] = free[rank] + transfer_s
+                    sent[action.way, action.stage, action.micro_batch] = free[rank] + transfer_s
                 queue.pop(0)
     return max(free)
 
@@ -201,6 +201,7 @@ def seconds_of_parts(plan: Plan, costs: dict[str, float], transfer_s: float) -> 
 
 
 @given(
+    schedule=st.sampled_from(("zb", "zbv")),
     p=st.integers(2, 6),
     rounds=st.integers(1, 4),
     forward_s=st.floats(0.1, 3),
@@ -209,13 +210,13 @@ def seconds_of_parts(plan: Plan, costs: dict[str, float], transfer_s: float) -> 
     transfer_s=st.floats(0, 0.05),
 )
 def test_zero_bubble_equals_its_actions_placed_one_by_one(
-    p: int, rounds: int, forward_s: float, input_s: float, weight_s: float, transfer_s: float
+    schedule: str, p: int, rounds: int, forward_s: float, input_s: float, weight_s: float, transfer_s: float
 ) -> None:
     """Messages are shorter than any action, so that none waits for the one before it."""
     costs = {"FW": forward_s, "BW_input": input_s, "BW_weight": weight_s, "BW": input_s + weight_s}
-    plan = plan_of(f"p{p}", p * rounds, "zb")
+    plan = plan_of(f"p{p}", p * rounds, schedule)
     found = simulated(plan, seconds_of_parts(plan, costs, transfer_s))
-    assert found == pytest.approx(listed("zb", p, p * rounds, costs, transfer_s))
+    assert found == pytest.approx(listed(schedule, p, p * rounds, costs, transfer_s))
 
 
 @pytest.mark.parametrize("p", [2, 3, 4, 8])
@@ -227,6 +228,15 @@ def test_the_bubbles_are_the_papers(p: int, rounds: int) -> None:
         plan = plan_of(f"p{p}", p * rounds, schedule)
         found = simulated(plan, seconds_of_parts(plan, costs, 0.0))
         assert found == pytest.approx(3.0 * p * rounds + bubble)
+
+
+@pytest.mark.parametrize("p", [2, 3, 4, 8])
+@pytest.mark.parametrize("rounds", [2, 3])
+def test_zero_bubble_v_idles_until_the_last_rank_begins(p: int, rounds: int) -> None:
+    """Qi et al. 2023, section 6: ranks idle only before their first action, the last p - 1 forwards."""
+    costs = {"FW": 1.0, "BW_input": 1.0, "BW_weight": 1.0, "BW": 2.0}
+    plan = plan_of(f"p{p}", p * rounds, "zbv")
+    assert simulated(plan, seconds_of_parts(plan, costs, 0.0)) == pytest.approx(6.0 * p * rounds + p - 1)
 
 
 def test_the_first_stage_runs_backward_whole_at_its_weights_turn() -> None:

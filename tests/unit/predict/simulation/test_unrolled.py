@@ -13,6 +13,7 @@ from calibrate.profile.shipped.catalog import shipped_profiles
 from paradl_bench.network.models.traced_networks import traced_network
 from paradl_bench.plan.axes.kind import Trait
 from paradl_bench.plan.mesh import degree_of
+from paradl_bench.plan.schedules.catalog import schedule_of
 from paradl_bench.plan.settings import PlanSettings, plan_settings
 from paradl_bench.plan.strategy import Strategy, parse_strategy
 from paradl_bench.plan.tasks import Compute, FrameworkOverhead, Plan
@@ -33,8 +34,10 @@ CASES: list[tuple[str, dict[str, object]]] = [
     ("p4", {"schedule": "1f1b", "recompute": ("all",)}),
     ("p4", {"schedule": "interleaved"}),
     ("p4", {"schedule": "zb"}),
+    ("p4", {"schedule": "zbv"}),
     ("d2p4", {"schedule": "1f1b"}),
     ("d2p4", {"schedule": "interleaved"}),
+    ("z1d2p4", {"schedule": "zbv", "dtype": "bf16"}),
     ("z1d2p4", {"schedule": "zb", "dtype": "bf16"}),
     ("d2p4t2", {"schedule": "1f1b", "sequence_parallel": "on", "recompute": ("all",)}),
     ("d2p4t2", {"schedule": "interleaved", "clip_norm": 1.0}),
@@ -49,7 +52,8 @@ MICRO_BATCHES = 60
 
 
 def settings_of(strategy: Strategy, options: dict[str, object]) -> PlanSettings:
-    stages = degree_of(strategy, Trait.STAGES) * (2 if options.get("schedule") == "interleaved" else 1)
+    schedule = schedule_of(str(options.get("schedule", "gpipe")))
+    stages = schedule.placement.stages(degree_of(strategy, Trait.STAGES))
     cuts = tuple(f"transformer.h.{block}" for block in BLOCKS[stages])
     given = {"batch": 2 * MICRO_BATCHES, "micro_batches": MICRO_BATCHES, "stages": cuts}
     return plan_settings(**(given | options))  # type: ignore[arg-type]

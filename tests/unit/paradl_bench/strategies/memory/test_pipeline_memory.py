@@ -82,7 +82,7 @@ def test_zero_bubble_keeps_micro_batches_until_the_weights_turn(count: int) -> N
 
 
 @pytest.mark.parametrize("text", ["p4", "d2p4", "f2p4"])
-@pytest.mark.parametrize("schedule", ["gpipe", "1f1b", "interleaved", "zb"])
+@pytest.mark.parametrize("schedule", ["gpipe", "1f1b", "interleaved", "zb", "zbv"])
 @pytest.mark.parametrize("widths", [(32,) * 9, (32, 64, 32, 64, 32, 64, 32, 64, 16)])
 def test_stages_alike_share_a_walk_to_the_byte(
     monkeypatch: pytest.MonkeyPatch, text: str, schedule: str, widths: tuple[int, ...]

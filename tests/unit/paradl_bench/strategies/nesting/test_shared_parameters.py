@@ -43,7 +43,7 @@ def chain(shared: tuple[int, ...]) -> ModelGraph:
 @pytest.mark.parametrize(("text", "shared", "partners"), [("p2", (0, 5), 1), ("p3", (0, 5), 1), ("p3", (0, 2, 5), 2)])
 def test_gradients_go_to_all_that_hold_the_parameter(text: str, shared: tuple[int, ...], partners: int) -> None:
     network, strategy, settings = chain(shared), parse_strategy(text), plan_settings(batch=12)
-    places = places_of_shared(network, cut_into_stages(network, strategy.ranks, settings), strategy.ranks)
+    places = places_of_shared(network, cut_into_stages(network, strategy.ranks, settings))
     (holders,) = places.values()
     plan = planner_for(strategy).plan(network, strategy, settings)
     ends: Counter[tuple[str, int, int]] = Counter()
@@ -83,11 +83,12 @@ def test_each_holder_keeps_the_parameter_and_its_state() -> None:
     }
 
 
-def test_two_stages_of_one_rank_share_nothing_that_replicas_exchange() -> None:
+def test_two_stages_of_one_rank_exchange_what_they_share_once() -> None:
     settings = plan_settings(batch=16, schedule="interleaved", micro_batches=2, stages=("fc1", "fc3", "fc5"))
     network = chain((0, 3))
-    places = cut_into_stages(network, 2, settings)
-    assert places_of_shared(network, places, 2) == {}
-    planner_for(parse_strategy("p2")).plan(network, parse_strategy("p2"), settings)
-    with pytest.raises(UserError, match=r"stages 0 and 2 of one rank share fc0\.weight, which replicas would exchange"):
-        planner_for(parse_strategy("d2p2")).plan(network, parse_strategy("d2p2"), settings)
+    assert places_of_shared(network, cut_into_stages(network, 2, settings)) == {}
+    plan = planner_for(parse_strategy("d2p2")).plan(network, parse_strategy("d2p2"), settings)
+    # The first rank has three layers, two of which share a weight; the second has three without.
+    sent = [sum(size * count for (_, size, _), count in plan.collectives(role).items()) for role in (0, 1)]
+    biases = 3 * 16 * 4
+    assert sent == [2 * SIZE + biases, 3 * SIZE + biases]

@@ -68,6 +68,7 @@ ARRAYS = ("phase", "stream", "work", "dependency_start", "dependencies", "action
         ("z1d2p4", (3, 6, 9), {"schedule": "zb", "dtype": "bf16"}),
         ("z1d2p4", (3, 6, 9), {"preset": "megatron", "dtype": "bf16-weights", "clip_norm": 1.0}),
         ("p4", (2, 3, 4, 6, 8, 9, 10), {"schedule": "interleaved"}),
+        ("p4", (2, 3, 4, 6, 8, 9, 10), {"schedule": "zbv"}),
     ],
 )
 def test_alike_stages_are_planned_as_if_each_was_alone(
@@ -88,7 +89,7 @@ def test_alike_stages_are_planned_as_if_each_was_alone(
 
     monkeypatch.setattr(pipeline_plan, "moved", counted)
     shared = planned()
-    assert set(calls) == {1}
+    assert set(map(abs, calls)) == {1}
     numbers = itertools.count()
     monkeypatch.setattr(pipeline_plan, "likeness", lambda shard: next(numbers))
     calls.clear()
