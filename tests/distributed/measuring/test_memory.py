@@ -258,7 +258,8 @@ OF_EXPERTS = {
     4: ["Spread e4", "Spread d2e2", "Mixed z3d2e2", "Spread e2p2 schedule=1f1b micro_batches=4"],
 }
 OF_EXPERTS[2] += ["Spread t2", "Spread t2 dtype=bf16", "Mixed t2 recompute=all"]
-OF_EXPERTS[4] += ["Spread e2t2", "Spread t2e2 dtype=bf16", "Mixed z3d1e2t2", "Gathered e2t2 expert_imbalance=2", "Routed x2e2"]
+OF_EXPERTS[4] += ["Spread e2t2", "Spread t2e2 dtype=bf16", "Mixed z3d1e2t2", "Gathered e2t2 expert_imbalance=2"]
+OF_EXPERTS[4] += ["Routed x2e2"]
 OF_EXPERTS[2] += [f"Routed x2{setting}" for setting in ("", " dtype=bf16")]
 OF_EXPERTS[4] += ["Routed x4", "Routed z3d2x2", "Routed p2x2 schedule=1f1b micro_batches=4"]
 TOLERANCE = 0.01
