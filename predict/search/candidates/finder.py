@@ -57,9 +57,9 @@ class Finder:
         self._found = Answers()
 
     @property
-    def mirrors(self) -> Iterator[str]:
+    def left_out(self) -> Iterator[str]:
         """As of :class:`~predict.search.candidates.shared_axes.SharedAxes`, once all meshes are found."""
-        return self._shared_axes.mirrors()
+        return self._shared_axes.left_out()
 
     def meshes(self) -> Iterator[Mesh]:
         """Those within the limits of their axes and of the batch."""

@@ -1,4 +1,4 @@
-"""Axes that share layers, of each degree that divides the ranks: one, or one each of those that do so in turn."""
+"""Axes that share layers, of each degree that divides the ranks: one, or two of those that do so in turn."""
 
 from __future__ import annotations
 
@@ -34,6 +34,7 @@ class SharedAxes:
         self._network, self._settings, self._ranks = network, settings, ranks
         self._impossible, self._like = impossible, like
         self._mirrored: list[Axis] = []
+        self._all_in_turn = False
         # Of equal blocks one says as much as all, unless somebody names blocks.
         names = settings.recompute or any(options.of_shards for options in settings.axes)
         self._few = network if names else without_equal_blocks(network).network
@@ -46,8 +47,10 @@ class SharedAxes:
                 found += [(axis, chosen) for axis in self._axes_within(kind, self._settings.having(*chosen))]
         yield from (((axis,), chosen) for axis, chosen in found)
         turns = [[(axis, chosen) for axis, chosen in found if axis.has(trait)] for trait in IN_TURN]
-        for several in (some for number in range(2, len(turns) + 1) for some in itertools.combinations(turns, number)):
-            for together in itertools.product(*several):
+        self._all_in_turn = all(turns)
+        # Orders of so many axes are too many to search: each pair is tried, and all together are said to be left out.
+        for one, other in itertools.combinations(turns, 2):
+            for together in itertools.product(one, other):
                 axes = tuple(axis for axis, _ in together)
                 choices = tuple(choice for _, chosen in together for choice in chosen)
                 if not self._ranks % math.prod(axis.degree for axis in axes) and self._go_together(axes, choices):
@@ -108,8 +111,11 @@ class SharedAxes:
                 text = f"{kind.name}: at most {'x'.join(map(str, extents))} parts, layer {most[1] if most else ''}"
                 self._impossible.add(text, self._strategies_with(degree))
 
-    def mirrors(self) -> Iterator[str]:
-        """What blocks have no candidates because others are theirs with dims in turn."""
+    def left_out(self) -> Iterator[str]:
+        """What has no candidates: more than two axes that share layers, blocks that are others' with dims in turn."""
+        if self._all_in_turn:
+            kinds = [kinds_with(trait)[0].name for trait in IN_TURN]
+            yield f"more than two of the axes that share layers in turn ({', '.join(kinds)})"
         if self._mirrored:
             few = list(map(str, dict.fromkeys(self._mirrored)))
             yield f"blocks that are another's with like dims in turn ({', '.join(few[:3])})"

@@ -186,7 +186,7 @@ def find_space(
     if not found.meshes:
         wider = 2 * max(within, 1.0)
         return find_space(network, settings, ranks, caps_mb, held, computed_in, like, bounding, wider)
-    return found.space(caps, impossible, (*_left_out(settings, found.all_meshes, held), *finder.mirrors))
+    return found.space(caps, impossible, (*_left_out(settings, found.all_meshes, held), *finder.left_out))
 
 
 class _Found:

@@ -323,7 +323,7 @@ class MemoryBounds:
                 sums_of_ranks(np.append(0.0, forward) + np.append(crossing[0], 0.0), stages),
                 sums_of_ranks(np.append(sent, 0.0), stages),
                 active.whole,
-                active.in_parts(shared.kept) if mesh.shared and not self._swaps(mesh) else Activations(),
+                active.in_parts(shared.kept) if mesh.shared else Activations(),
             )
 
         return self._found.once((mesh.sharing, stages, alike_again), find)

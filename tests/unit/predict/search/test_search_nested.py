@@ -146,8 +146,8 @@ def test_no_stage_of_zero_is_faster_than_its_estimate(name: str, *, blocking: bo
     ("name", "nested", "dtype", "device"),
     [
         (TOKENS, {"x2t2", "t2x2", "p2x2", "z3d2x2"}, "fp32", "cpu"),
-        (EXPERTS, {"p2e2", "d2e2"}, "fp32", "cpu"),
-        (EXPERTS, {"p2e2", "d2e2"}, "bf16", "cuda"),
+        (EXPERTS, {"p2e2", "d2e2", "e2t2", "x2e2"}, "fp32", "cpu"),
+        (EXPERTS, {"p2e2", "d2e2", "e2t2", "x2e2"}, "bf16", "cuda"),
     ],
     ids=["tokens", "experts", "copies of experts"],
 )
