@@ -177,7 +177,7 @@ class Layer(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
     repeats_with: str = ""
     memory: LayerMemory | None = None
     held_until: str = ""
-    along: AnyInt | None = None
+    along: AnyInt | msgspec.UnsetType = msgspec.UNSET
     other_dtype: str | msgspec.UnsetType = msgspec.field(name="dtype", default=msgspec.UNSET)
 
     @property

@@ -31,7 +31,7 @@ OF_DECODERS: Mapping[str, float] = {
     **{"e2": 6, "e3": 1, "e4": 3, "d2e2": 4, "e2d2": 2},
     **{"x2t2": 2, "t2x2": 1, "z1d1x2t2": 1, "z3d1x2t2": 1},
     **{"p2x2": 2, "x2p2": 1, "d2p2x2": 0.5, "z1d2p2x2": 0.5},
-    **{"p2e2": 1, "e2p2": 0.5, "d2p2e2": 0.5},
+    **{"p2e2": 1, "e2p2": 0.5, "d2p2e2": 0.5, "e2t2": 1, "t2e2": 1, "x2e2": 1, "e2x2": 0.5},
     **{"z1d2e2": 1, "z2d2e2": 1, "z3d2e2": 2, "x2f2": 0.2},
 }
 """Of small language models; the last are of what does not nest."""

@@ -202,6 +202,7 @@ class _TracingMode(TorchFunctionMode):
         moved = facts.moved_elements
         if moved is None:
             moved = 0 if kind and kind.view else call.input_elements + call.output_elements
+        along = named_dim(call)
         return Layer(
             name=self._unique_name(call),
             kind=kind.name if kind else "opaque",
@@ -218,7 +219,7 @@ class _TracingMode(TorchFunctionMode):
             bw_input_flops=int(facts.bw_input_flops),
             bw_weight_flops=int(facts.bw_weight_flops),
             fw_bytes=4 * moved,
-            along=named_dim(call),
+            along=msgspec.UNSET if along is None else along,
         )
 
     def _is_held(self, tensor: torch.Tensor) -> bool:

@@ -335,9 +335,9 @@ def layers_by_name(shard: StageShard, other: StageShard) -> dict[str, str]:
     return {layer.name: like.name for layer, like in (*pairs, *run)}
 
 
-_NAME, _HELD_UNTIL, _DTYPE, _INPUTS, _PARAMETERS, _STATE, _READS, _WRITES = map(
+_NAME, _HELD_UNTIL, _ALONG, _DTYPE, _INPUTS, _PARAMETERS, _STATE, _READS, _WRITES = map(
     Layer.__struct_fields__.index,
-    ("name", "held_until", "other_dtype", "inputs", "parameters", "state", "reads", "writes"),
+    ("name", "held_until", "along", "other_dtype", "inputs", "parameters", "state", "reads", "writes"),
 )
 
 
@@ -363,6 +363,7 @@ def _likeness(same: Same[StageShard]) -> bytes:
             return None
         told: list[object] = list(msgspec.structs.astuple(layer))
         told[_NAME], told[_HELD_UNTIL], told[_DTYPE] = number(layer.name), number(layer.held_until), layer.dtype
+        told[_ALONG] = None if layer.along is msgspec.UNSET else layer.along
         told[_INPUTS], told[_PARAMETERS] = numbered(layer.inputs), numbered(layer.parameters)
         told[_STATE] = numbered(layer.state)
         # Shards have those of the whole network.

@@ -122,7 +122,7 @@ def _along_another(layer: Layer, cut: Cut) -> Cuts:
 
 def _dim_along(layer: Layer) -> int | None:
     """Older networks tell it by the one dim that differs."""
-    if layer.along is not None:
+    if layer.along is not msgspec.UNSET:
         return layer.along
     shape = layer.input_shapes[0]
     pairs = zip(reversed(shape), reversed(layer.output_shape), strict=False)

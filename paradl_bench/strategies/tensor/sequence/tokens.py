@@ -77,6 +77,8 @@ class TokenWalk:
         CannotCut: a layer mixes tokens, or the loss is no mean over them.
         """
         network, forward = self._network, operations_of_forward(self._network)
+        if not self.length:
+            raise CannotCut("the input, which has no sequence")
         if len(network.outputs) > 1:
             raise CannotCut(f"{' and '.join(network.outputs)}, which are several outputs")
         self._hold(INPUT, Cut(-len(network.input_shape)))
