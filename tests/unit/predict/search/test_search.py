@@ -16,6 +16,7 @@ from search_cases import LEVELS, asked, exactly, found, group_along, profile_of
 
 from calibrate.profile.profile import write_profile
 from paradl_bench.network.graph import ModelGraph
+from paradl_bench.plan.schedules.catalog import schedules
 from paradl_bench.plan.settings import PlanSettings
 from paradl_bench.plan.strategy import parse_strategy
 from paradl_bench.plan.tasks import Collective
@@ -80,12 +81,14 @@ def test_the_best_is_that_of_predicting_every_candidate(profile: Path, ranks: in
 def test_few_predictions_find_the_best_where_messages_outweigh_compute(
     tmp_path: Path, slower: float, ranks: int, batch: int
 ) -> None:
-    """Estimates leave out what schedules wait for, which is most of an iteration there."""
+    """Estimates leave out what schedules wait for, which is most of an iteration there. Few are ten a schedule."""
     network = make_network((64, 512, 256, 512, 32, 256, 256, 64))
     levels = [msgspec.structs.replace(level, alpha_s=level.alpha_s * slower) for level in LEVELS]
     write_profile(tmp_path / "p.json", profile_of(network, cluster=Cluster(name="slow", levels=tuple(levels))))
     asked_for = ("--ranks", str(ranks), "--batch", str(batch), "--caps", "1,25")
-    few, all_of_them = (found(tmp_path / "p.json", *asked_for, "--predictions", most) for most in ("40", "600"))
+    few, all_of_them = (
+        found(tmp_path / "p.json", *asked_for, "--predictions", str(most)) for most in (10 * len(schedules()), 600)
+    )
     assert all_of_them["searched"][0]["open"] == 0
     best, least = (answer["rows"][0]["prediction"]["iteration_s"] for answer in (few, all_of_them))
     assert best == pytest.approx(least, rel=1e-9)
