@@ -132,6 +132,15 @@ class Routed(Spread):
     def chosen(self, x):
         return self.router(x.flatten(0, 1)).max(-1)[1]
 
+class Placed(Spread):
+    "As many tokens of any part of a sequence to each expert."
+    def __init__(self):
+        super().__init__()
+        self.places = nn.Embedding.from_pretrained(torch.eye(self.experts).repeat(4, 1))
+    def chosen(self, x):
+        scores = self.places(torch.arange(x.shape[1], device=x.device)) + 0 * x[..., : self.experts]
+        return scores.flatten(0, 1).max(-1)[1]
+
 class Mixed(nn.Module):
     "Experts in blocks, each of which is a unit of two groups of parameters."
     def __init__(self):
@@ -259,7 +268,7 @@ OF_EXPERTS = {
 }
 OF_EXPERTS[2] += ["Spread t2", "Spread t2 dtype=bf16", "Mixed t2 recompute=all"]
 OF_EXPERTS[4] += ["Spread e2t2", "Spread t2e2 dtype=bf16", "Mixed z3d1e2t2", "Gathered e2t2 expert_imbalance=2"]
-OF_EXPERTS[4] += ["Routed x2e2"]
+OF_EXPERTS[4] += ["Placed x2e2"]
 OF_EXPERTS[2] += [f"Routed x2{setting}" for setting in ("", " dtype=bf16")]
 OF_EXPERTS[4] += ["Routed x4", "Routed z3d2x2", "Routed p2x2 schedule=1f1b micro_batches=4"]
 TOLERANCE = 0.01

@@ -115,7 +115,7 @@ CONTEXT = {
         *("gpt2_tokens:p2x2:gpipe:2", "gpt2_tokens:x2p2:zb:2", "masked:p2x2:1f1b:2", "Tied:p2x2:1f1b:2:clip"),
         *("llama_tokens:p2x2:1f1b:2:all-to-all", "bert_tokens:x2p2:interleaved:2:all-to-all"),
         *("llama_tokens:p2x2:interleaved:2:ring", "gpt2_tokens:p2x2:zb:2:ring:clip"),
-        *("mixtral_tokens:p2x2:1f1b:2:ring", "Latent:p2x2:zb:2:clip", "Sorted:x2p2:gpipe:2:getitem"),
+        *("mixtral_tokens:p2x2:1f1b:2:ring", "Latent:p2x2:zb:2:clip", "Sorted:x2p2:gpipe:2"),
         *("gpt2_tokens:p2x2:1f1b:2:transformer.h.0.attn.view#2", "gpt2_tokens:x2p2:1f1b:2:again=all"),
     ],
     8: [
