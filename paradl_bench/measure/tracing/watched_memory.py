@@ -23,7 +23,6 @@ from paradl_bench.measure.tracing.layouts import (
     addresses_of,
     as_it_lay,
     fake_tensors,
-    storages_of,
     tensor_leaves,
 )
 from paradl_bench.measure.tracing.traced_call import GradientLayout, TracedCall
@@ -110,10 +109,11 @@ class _Moments(TorchDispatchMode):
         if self.in_backward and function is torch.ops.aten.add.Tensor:
             self._sum = SumOfGradients(args[0])
         result = function(*args, **(kwargs or {}))
-        for storage in storages_of(result):
+        for tensor in tensor_leaves(result):
+            storage = tensor.untyped_storage()
             address = storage._cdata
             if address not in self.known and address not in self._sizes:
-                self._sizes[address] = self.size_of(storage)
+                self._sizes[address] = self._parted(_spanned_bytes(tensor))
                 self.now = _sum(self.now, self._sizes[address])
                 weakref.finalize(storage, self._freed, address)
         if self._sum is None:
@@ -148,28 +148,23 @@ class _Moments(TorchDispatchMode):
     def made(self, values: Any) -> BatchBytes:
         """Bytes of tensors that operators made, each storage once."""
         total: BatchBytes = (0, 0)
-        for address, storage in {storage._cdata: storage for storage in storages_of(values)}.items():
-            if address not in self.known:
-                total = _sum(total, self.size_of(storage))
+        for address in addresses_of(values) - self.known:
+            total = _sum(total, self._sizes[address])
         return total
 
-    def size_of(self, storage: torch.UntypedStorage) -> BatchBytes:
+    def _parted(self, size: int) -> BatchBytes:
         """Bytes a sample of what holds the batch, bytes in all of what does not."""
-        return self.parted(storage.nbytes())
-
-    def parted(self, size: int) -> BatchBytes:
-        """Likewise, of so many bytes."""
         a_sample, rest = divmod(size, self._batch)
         return (0, size) if rest else (a_sample, 0)
 
     def beyond(self, gradients: Iterable[torch.Tensor]) -> BatchBytes:
         """Bytes of storages that gradients do not fill, as the real part of complex numbers."""
-        left = {storage._cdata: storage.nbytes() for storage in storages_of(gradients)}
+        left = {gradient.untyped_storage()._cdata: _spanned_bytes(gradient) for gradient in gradients}
         for gradient in gradients:
             left[gradient.untyped_storage()._cdata] -= gradient.nbytes
         total: BatchBytes = (0, 0)
         for size in left.values():
-            total = _sum(total, self.parted(max(size, 0)))
+            total = _sum(total, self._parted(max(size, 0)))
         return total
 
     def _freed(self, address: int) -> None:
@@ -178,6 +173,16 @@ class _Moments(TorchDispatchMode):
         if address == self._given:
             # Its address may be another's next.
             self._given, self._let_go = None, size
+
+
+def _spanned_bytes(tensor: torch.Tensor) -> int:
+    """Bytes of a tensor's memory, and of the gap behind its last element where elements lie with gaps.
+
+    Without that gap, the memory of a batch is no multiple of its samples.
+    """
+    strides = zip(tensor.shape, tensor.stride(), strict=True)
+    spanned = max((extent * stride for extent, stride in strides), default=1)
+    return max(tensor.untyped_storage().nbytes(), spanned * tensor.element_size())
 
 
 def _sum(one: BatchBytes, other: BatchBytes, times: int = 1) -> BatchBytes:

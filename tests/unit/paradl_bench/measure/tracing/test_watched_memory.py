@@ -7,6 +7,7 @@ import math
 import sys
 import types
 from collections.abc import Callable
+from functools import partial
 
 import pytest
 
@@ -269,7 +270,7 @@ def language_model(family: str, tokens: int, **sizes: int) -> nn.Module:
     from paradl_bench.network.models.language_models import build_language_model
 
     heads = {"num_attention_heads": 4, "num_key_value_heads": 2}
-    model = build_language_model(family, tied=False, vocab_size=64, hidden_size=128, **heads, **sizes)
+    model = build_language_model(family, tied=False, vocab_size=64, hidden_size=128, **(heads | sizes))
     model.input_shape = (tokens,)  # type: ignore[assignment]
     return model
 
@@ -277,6 +278,14 @@ def language_model(family: str, tokens: int, **sizes: int) -> nn.Module:
 def test_transposed_experts_keep_their_gradient_without_a_copy(hold_prediction_to_track: Callable[..., None]) -> None:
     sizes = {"intermediate_size": 256, "num_hidden_layers": 2, "num_local_experts": 8, "num_experts_per_tok": 2}
     hold_prediction_to_track(lambda: language_model("mixtral", 16, **sizes), 2)
+
+
+def test_routers_in_fp32_and_turned_heads_are_predicted(hold_prediction_to_track: Callable[..., None]) -> None:
+    ranks = {"q_lora_rank": 24, "kv_lora_rank": 16, "qk_rope_head_dim": 16, "qk_nope_head_dim": 16, "v_head_dim": 24}
+    experts = {"n_routed_experts": 8, "n_group": 4, "topk_group": 2, "num_experts_per_tok": 2, "n_shared_experts": 1}
+    sizes = {"intermediate_size": 64, "moe_intermediate_size": 64, "num_hidden_layers": 2, "first_k_dense_replace": 1}
+    build = partial(language_model, "deepseek_v3", 64, num_key_value_heads=4, **ranks, **experts, **sizes)
+    hold_prediction_to_track(build, 16)
 
 
 def test_norms_of_a_model_in_bf16_hold_what_they_convert(hold_prediction_to_track: Callable[..., None]) -> None:
@@ -313,6 +322,19 @@ def test_what_autograd_keeps_is_watched() -> None:
     # The gradient of the smaller factor is as large as the larger one before it is summed.
     assert memory.inputs == (0, 1)
     assert 0.9 * read < memory.backward_if_held[0] < 1.1 * read
+
+
+def test_gradients_with_gaps_count_as_whole_samples() -> None:
+    def turned(x: torch.Tensor) -> torch.Tensor:
+        even, odd = x[..., ::2], x[..., 1::2]
+        return torch.stack((even - odd, even + odd), -1).flatten(-2)
+
+    layers = [layer for layer in traced(Function(lambda own, x: turned(x))).layers if layer.memory is not None]
+    assert layers
+    for layer in layers:
+        memory = layer.memory
+        # The mean loss has numbers of its own, whatever the batch.
+        assert all(abs(fixed) < 100 for _, fixed in (memory.kept, memory.forward, memory.backward)), layer
 
 
 def test_outputs_that_autograd_does_not_keep_are_watched() -> None:
