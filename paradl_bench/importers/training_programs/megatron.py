@@ -27,6 +27,9 @@ _LEAST_BUCKET, _BUCKET_OF_A_RANK = 40_000_000, 1_000_000
 """Elements of a bucket that nobody said: the larger of the first, and the second for each rank of data parallelism."""
 _ONE_BUCKET_BYTES = 1 << 50
 """Of all gradients, which are exchanged after backward."""
+_ADAM = "adamw-fused"
+_OPTIMIZERS = {"adam": _ADAM, "sgd": "sgd"}
+"""Its Adam is one kernel of TransformerEngine or Apex, whose decay is apart from the gradient, as AdamW's is."""
 _EXCHANGES = {"gather": "allgather", "all-to-all": "a2a", "ring": "p2p"}
 _OTHERS = {
     "fp16": "fp16",
@@ -76,14 +79,21 @@ def _write(wanted: Wanted, kind: str) -> Settings:
         wanted.notes.append("Megatron-LM asks for CUDA_DEVICE_MAX_CONNECTIONS=1 on GPUs before Blackwell")
     if wanted.recomputes():
         settings |= {"recompute-granularity": "full", "recompute-method": "uniform", "recompute-num-layers": 1}
-    if launch.optimizer:
-        # Its adam decays parameters as AdamW does, in one kernel.
-        settings["optimizer"] = launch.optimizer.partition("w")[0]
+    settings |= _optimizer(wanted)
     if wanted.take("offload", "none") == "optimizer":
         if not degrees.stage:
             wanted.refuse("offloads a distributed optimizer alone", f"predict z1d{degrees.data}")
         settings |= {"optimizer-cpu-offload": True, "use-precision-aware-optimizer": True}
     return settings
+
+
+def _optimizer(wanted: Wanted) -> Settings:
+    named = wanted.launch.optimizer
+    if not named:
+        return {}
+    if named not in _OPTIMIZERS.values():
+        wanted.notes.append(f"Megatron-LM's adam is {_ADAM}; predicted with {named}")
+    return {"optimizer": named.partition("w")[0]}
 
 
 def _sequence_parallel(wanted: Wanted, degrees: Degrees) -> Settings:
@@ -181,7 +191,7 @@ def _read(settings: FileSettings) -> Launch:
         batch=batch,
         sequence=settings.whole("seq_length", least=2) if settings.has("seq_length") else None,
         dtype=dtype,
-        optimizer=settings.choice("optimizer", {"adam": "adam", "sgd": "sgd"}, "adam"),
+        optimizer=settings.choice("optimizer", _OPTIMIZERS, "adam"),
         bucket_cap_bytes=bucket_bytes if exchanges else None,
         options=options,
     )

@@ -70,6 +70,8 @@ def test_what_is_written_is_read_back(file: str, tmp_path: Path) -> None:
     draw, kinds = random.Random(26), set()
     for _ in range(400):
         told = drawn(draw)
+        if file == MEGATRON:
+            told = msgspec.structs.replace(told, optimizer=draw.choice(("sgd", "adamw-fused")))
         try:
             path, notes = written(tmp_path, file, told)
         except UserError:
@@ -95,6 +97,13 @@ def test_what_is_written_is_read_back(file: str, tmp_path: Path) -> None:
     strategies = [strategy for strategy, *_ in kinds]
     assert any(strategy.startswith("d2z") for strategy in strategies) == (file in (MEGATRON, TITAN, TOML))
     assert any("e" in strategy for strategy in strategies if strategy != "serial") == (file == MEGATRON)
+
+
+@pytest.mark.parametrize("optimizer", ["adam", "adamw"])
+def test_megatrons_adam_decays_parameters_in_one_kernel(optimizer: str, tmp_path: Path) -> None:
+    path, notes = written(tmp_path, MEGATRON, msgspec.structs.replace(launch("d2"), optimizer=optimizer))
+    assert f"Megatron-LM's adam is adamw-fused; predicted with {optimizer}" in notes
+    assert read_launch(path).launch.optimizer == "adamw-fused"
 
 
 @pytest.mark.parametrize(
