@@ -62,15 +62,18 @@ def as_loss_reads_it(tensor: torch.Tensor) -> torch.Tensor:
 _CONVERSIONS = frozenset(("to", "float", "type_as", "bfloat16"))
 
 
-def converts_alone(function: Any, args: tuple[Any, ...]) -> bool:
+def converts_alone(function: Any, args: tuple[Any, ...], device: str = "") -> bool:
     """Whether a call under autocast may do nothing but give a tensor another of the two dtypes.
 
     A model's code may ask for that where autocast has made a dtype another than it is in fp32 (T5's feed-forward).
+
+    Args:
+        device: kind of the device that runs the model, where that is not the tensor's.
     """
     if function.__name__ not in _CONVERSIONS or not args or not isinstance(args[0], torch.Tensor):
         return False
     # The meta device, on which stages are rehearsed, knows no autocast.
-    device = args[0].device.type
+    device = device or args[0].device.type
     known = torch.amp.autocast_mode.is_autocast_available(device)
     return args[0].is_floating_point() and known and torch.is_autocast_enabled(device)
 

@@ -280,7 +280,7 @@ class Walk(TorchFunctionMode):
 
     def __torch_function__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         given = kwargs or {}
-        if converts_alone(function, args) and not self._comes_next(function):
+        if self._converts_alone(function, args) and not self._comes_next(function):
             with torch._C.DisableTorchFunction():
                 return as_noted(function(*args, **given), args[0])
         rule = self._sharding.rules.get(self.index)
@@ -306,6 +306,9 @@ class Walk(TorchFunctionMode):
                 raise control_flow_varies(f"{network.name} {called_instead} when it was traced", _SHARDED)
             self.index += 1
         return result
+
+    def _converts_alone(self, function: Any, args: tuple[Any, ...]) -> bool:
+        return converts_alone(function, args)
 
     def _comes_next(self, function: Any) -> bool:
         layers = self._sharding.network.layers

@@ -163,6 +163,8 @@ CASES = {
     + [f"{name}:{text}:gpipe" for name in ("bert", "t5") for text in ("f2", "c2")]
     + [f"{name}:{text}:gpipe" for name in AFTER_LLAMA for text in ("d2", "t2", "p2")]
     + [f"{name}:e2:gpipe" for name in ("mixtral", "deepseek_v3")]
+    # The second stage reads turned keys that the first one made, in the dtype of what only the first one has.
+    + [f"deepseek_v2:p2:{schedule}" for schedule in ("gpipe", "1f1b")]
     # Each rank routes its own tokens.
     + [f"{name}:x2:gpipe" for name in ("mixtral", "qwen3_moe", "deepseek_v2", "deepseek_v3")]
     + ["longer_deepseek_v2:x2:gpipe+ring", "deepseek_v3:x2:gpipe+all-to-all"]

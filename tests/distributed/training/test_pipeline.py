@@ -204,6 +204,8 @@ HELD_LOW[2] += (
     "llama_tokens:p2:interleaved:2",
     "Tied:p2:zbv:2",
 )
+# It converts to its weights' dtype, of what another stage has too.
+HELD_LOW[2] += tuple(f"t5:p2:{schedule}:2" for schedule in ("gpipe", "1f1b"))
 HELD_LOW[4] += ("Own:z3d2t2:gpipe:1", "Split:z3d2p2:1f1b:2:up", "mixtral_tokens:z3d2e2:gpipe:1:reduced")
 
 IDIOMATIC = {

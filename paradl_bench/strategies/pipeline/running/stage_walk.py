@@ -8,12 +8,14 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
+from torch.utils._pytree import tree_map_only
 
 from paradl_bench.core.errors import WorkError
 from paradl_bench.strategies.pipeline.crossings import Crossing
 from paradl_bench.strategies.pipeline.recording import Calls, tensors_of, with_tensors
 from paradl_bench.strategies.pipeline.running.held_parameters import Registered, all_registered
 from paradl_bench.strategies.pipeline.stage_shards import StageShard
+from paradl_bench.strategies.running.autocast import converts_alone
 from paradl_bench.strategies.running.operations import output_of
 from paradl_bench.strategies.running.sharded_module import Sharding, Walk, control_flow_varies
 
@@ -97,11 +99,15 @@ class StageWalk(Walk):
             self.kept.update((value, tensors[value.output]) for value in self._sends[index])
         return result
 
+    def _converts_alone(self, function: Any, args: tuple[Any, ...]) -> bool:
+        # Of tensors from elsewhere too, which have no memory.
+        return converts_alone(function, args, self._device.type)
+
     def _from_elsewhere(self, index: int, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         call = self._calls[index]
         given = next(iter(tensors_of((args, kwargs))), None)
         if index in self._untouched and given is not None and not given.is_meta:
-            args, kwargs = self._on_own_device(args, kwargs)
+            args, kwargs = tree_map_only(torch.Tensor, self._likeness, self._on_own_device(args, kwargs))
             with torch._C.DisableTorchFunction():
                 return call.function(*args, **kwargs)
         if index not in self._given and self._given.isdisjoint(made.layer for made in call.made):
@@ -112,6 +118,12 @@ class StageWalk(Walk):
             for output, (tensor, made) in returned
         ]
         return call.result if call.result is None else with_tensors(call.result, tensors)
+
+    def _likeness(self, tensor: torch.Tensor) -> torch.Tensor:
+        """A tensor itself; of one from elsewhere, a likeness here, as it may say which dtype and device are wanted."""
+        if not tensor.is_meta:
+            return tensor
+        return torch.empty((), dtype=tensor.dtype, device=self._device).expand(tensor.shape)
 
     def _on_own_device(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[tuple[Any, ...], dict[str, Any]]:
         """Arguments that name no device of tensors from elsewhere, which have no memory."""
