@@ -16,6 +16,7 @@ Not seen: workspaces inside of kernels, the allocator's rounding and fragments.
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
@@ -23,7 +24,7 @@ from paradl_bench.network.graph import NEXT_FORWARD, ModelGraph
 from paradl_bench.network.kinds.kind import Saved
 from paradl_bench.strategies.memory.ledger import Gradient, Ledger, Storage, hold
 from paradl_bench.strategies.memory.rank_operations import RECEIVED, RankRun, shares_input
-from paradl_bench.strategies.memory.sharded_operations import ShardedOperations
+from paradl_bench.strategies.memory.sharded_operations import Readers, ShardedOperations
 
 
 @dataclass(slots=True)
@@ -293,11 +294,31 @@ class Liveness(ShardedOperations):
         return views and bool(self._layers[i].parameters) and self._passes_gradient(i)
 
     def _parameter_gradients(self, i: int) -> tuple[int, int]:
-        """Bytes of the gradients of a layer's parameters, and of those that stay: others are added to earlier ones."""
+        """Bytes of the gradients of a layer's parameters, and of those that stay: others are added to earlier ones.
+
+        Gradients of one pass are added up first. Where earlier passes left some, those of a parameter that several
+        layers read stay apart from these until the last of the layers has made its own.
+        """
         made = {name: self._parameter_bytes.get(name, 0) for name in self._layers[i].parameters}
         if self._framework.gradient_dtype:
             # The buffer is there at all times.
             return 0 if self._framework.placeholders and self._is_linear(i) else sum(made.values()), 0
-        kept = sum(size for name, size in made.items() if name not in self._finished)
-        self._finished |= made.keys()
+        kept = 0
+        for name, size in made.items():
+            readers, earlier = self._readers[name], name in self._finished
+            several = readers.first != readers.last
+            if i == readers.first and (several or not earlier):
+                kept += size
+            if i == readers.last:
+                kept -= size if several and earlier else 0
+                self._finished.add(name)
         return sum(made.values()), kept
+
+    @functools.cached_property
+    def _readers(self) -> dict[str, Readers]:
+        """Per parameter, the first and the last of the layers that read it to which backward comes."""
+        found: dict[str, Readers] = {}
+        for i in self._order:
+            for name in self._layers[i].parameters:
+                found[name] = Readers(found[name].first if name in found else i, i)
+        return found

@@ -11,7 +11,7 @@ import math
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
-from paradl_bench.network.graph import DTYPE_BYTES
+from paradl_bench.network.graph import DTYPE_BYTES, Layer
 from paradl_bench.plan.compute import LayerShard, Rounds, held_layer
 from paradl_bench.plan.tasks import Collective, Communication, HaloExchange
 from paradl_bench.strategies.memory.ledger import Gradient, Storage
@@ -20,8 +20,8 @@ from paradl_bench.strategies.memory.rank_operations import RECEIVED, RankOperati
 _SUMS_WIDTH = DTYPE_BYTES["fp32"]
 
 
-class _Readers(NamedTuple):
-    """The first and the last of some layers, by index."""
+class Readers(NamedTuple):
+    """The first and the last of some layers, by index: in the order of forward, or of backward."""
 
     first: int
     last: int
@@ -132,7 +132,7 @@ class ShardedOperations(RankOperations):
         return [(source, self._casts.gradient(i, source, self._after_backward(i, source, gradient)))]
 
     @functools.cached_property
-    def _summed_once(self) -> dict[int, _Readers]:
+    def _summed_once(self) -> dict[int, Readers]:
         """Per layer of those whose input's gradient is summed over ranks once for all of them: the first and the last.
 
         They read the same tensor.
@@ -141,7 +141,7 @@ class ShardedOperations(RankOperations):
         for i, shard in enumerate(self._shards):
             if shard.leader is not None or (self._sums_input(shard) and not shard.after_fw):
                 groups.setdefault(self._layers[i].inputs[0], []).append(i)
-        return {i: _Readers(readers[0], readers[-1]) for readers in groups.values() for i in readers}
+        return {i: Readers(readers[0], readers[-1]) for readers in groups.values() for i in readers}
 
     def _sums_input(self, shard: LayerShard) -> bool:
         scatters = of_operation(shard.after_bw, "reduce_scatter") and shard.layer.parameters
@@ -287,7 +287,7 @@ class ShardedOperations(RankOperations):
             for _ in of_operation(shard.after_bw, "all_reduce"):
                 gradient = self._replaced(gradient, gradient.size)
             return gradient
-        if not shard.shard:
+        if not shard.shard or self._is_of_matrices(i, source):
             return gradient
         gathers = of_operation(shard.before_fw, "all_gather")
         if self._is_cut(i) and gathers:
@@ -300,7 +300,7 @@ class ShardedOperations(RankOperations):
             owned = self._shards[source].layer if source >= 0 else layer
             size = self._output_bytes(owned) if source >= 0 else self._input_bytes(owned)
             return self._replaced(gradient, size, _messages(shard.after_bw))
-        whole = self._input_bytes(layer)
+        whole = self._rows_bytes(layer)
         for gather in of_operation(shard.after_bw, "all_gather"):
             more = gather.ranks * gather.message_bytes + self._padding(gradient.size, gather)
             gradient = self._replaced(gradient, whole, more)
@@ -308,10 +308,24 @@ class ShardedOperations(RankOperations):
         if one and gradient.size < whole and not (self._is_cut(i) or self._is_cut(source)):
             gradient = self._replaced(gradient, whole)
         for _ in of_operation(shard.after_bw, "all_reduce"):
-            gradient = self._replaced(gradient, self._input_bytes(shard.layer))
+            gradient = self._replaced(gradient, self._rows_bytes(shard.layer))
         for scatter in of_operation(shard.after_bw, "reduce_scatter"):
             gradient = self._replaced(gradient, whole, (scatter.ranks + 1) * scatter.message_bytes)
         return gradient
+
+    def _is_of_matrices(self, i: int, source: int) -> bool:
+        """Whether a layer reads another's output beside rows of the batch, as experts' matrices are read."""
+        layer, reads = self._layers[i], self._reads[i]
+        beside = [at for at in layer.batchless_inputs if at < len(reads)]
+        return len(beside) < len(layer.input_shapes) and any(reads[at] == source for at in beside)
+
+    def _rows_bytes(self, layer: Layer) -> int:
+        """Bytes that a layer reads, without what it reads beside rows of the batch."""
+        beside = [shape for at, shape in enumerate(layer.input_shapes) if at in layer.batchless_inputs]
+        whole = self._input_bytes(layer)
+        if len(beside) == len(layer.input_shapes):
+            return whole
+        return whole - sum(map(math.prod, beside)) * self._casts.runs[layer.name]
 
 
 def _moves(move: Collective, size: int) -> bool:
