@@ -53,9 +53,26 @@ def saves(layer: Layer) -> Saved:
     """
     if not layer.attributes["dropout"]:
         return Saved(inputs=True, output=True, sums=math.prod(layer.input_shapes[0][:-1]))
-    query, key, value = layer.input_shapes[:3]
-    pairs = math.prod(query[:-1]) * key[-2]
-    return Saved(elements=math.prod(query) + math.prod(key) + math.prod(value) + 2 * pairs, mask=pairs)
+    pairs = _pairs(layer)
+    return Saved(elements=_elements_read(layer) + 2 * pairs, mask=pairs)
+
+
+def _pairs(layer: Layer) -> int:
+    query, key = layer.input_shapes[:2]
+    return math.prod(query[:-1]) * key[-2]
+
+
+def _elements_read(layer: Layer) -> int:
+    return sum(map(math.prod, layer.input_shapes[:3]))
+
+
+def held_elements(layer: Layer) -> int:
+    """Elements that a fused kernel returns. Of products apart, which keep copies alone, those of copies and of pairs.
+
+    A rank's queries may meet the keys of all ranks: it has a part of the former and all of the latter.
+    """
+    apart = layer.memory is not None and not layer.memory.inputs
+    return _elements_read(layer) + _pairs(layer) if apart else layer.output_elements
 
 
 def memory_on_gpu(layer: Layer) -> LayerMemory | None:
@@ -108,6 +125,7 @@ KIND = LayerKind(
     attributes={"function": TEXT, "causal": FLAG, "masked": FLAG, "dropout": SHARE, "grouped": or_default(FLAG)},
     build=_build,
     saves=saves,
+    held_elements=held_elements,
     memory_on_gpu=memory_on_gpu,
     operands=operands,
     autocast=lambda attributes, device: "lower",

@@ -112,8 +112,8 @@ def _with_one_block(layer: Layer, token_layer: TokenLayer, ranks: int, all_rows:
         layer,
         1,
         ranks**2,
-        # Dropout is drawn again in backward: nothing of it is kept.
-        memory=kept if attributes["dropout"] else layer.memory,
+        # Dropout is drawn again in backward: nothing of it is kept. Nor are copies of operands.
+        memory=kept if attributes["dropout"] or not (layer.memory or kept).inputs else layer.memory,
         attributes=attributes,
         input_shapes=tuple(inputs),
         output_shape=output,

@@ -242,7 +242,8 @@ class RankOperations:
         if run.memory is None or not layer.output_elements:
             return 0
         per_sample, fixed = getattr(run.memory, when)
-        part, whole = run.output_elements, layer.output_elements
+        kind = self._kinds[i]
+        part, whole = (kind.held_elements(of) if kind else of.output_elements for of in (run, layer))
         if not layer.output_shape and layer.input_elements and run.memory is layer.memory:
             # One number, of a part of what it is made of: a loss.
             part, whole = run.input_elements, layer.input_elements

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 import itertools
 import json
 import os
@@ -141,6 +142,17 @@ class Placed(Spread):
         scores = self.places(torch.arange(x.shape[1], device=x.device)) + 0 * x[..., : self.experts]
         return scores.flatten(0, 1).max(-1)[1]
 
+def deepseek_v3():
+    "A router in fp32, heads that are turned in pairs, and whose keys are wider than their values."
+    from paradl_bench.network.models.language_models import build_language_model
+    ranks = {"q_lora_rank": 12, "kv_lora_rank": 8, "qk_rope_head_dim": 4, "qk_nope_head_dim": 6, "v_head_dim": 8}
+    experts = {"n_routed_experts": 8, "n_shared_experts": 1, "n_group": 4, "topk_group": 2, "num_experts_per_tok": 2}
+    sizes = {"hidden_size": 32, "intermediate_size": 48, "moe_intermediate_size": 20, "num_hidden_layers": 2}
+    heads = {"num_attention_heads": 4, "num_key_value_heads": 4, "first_k_dense_replace": 1, "vocab_size": 53}
+    model = build_language_model("deepseek_v3", **ranks, **experts, **sizes, **heads)
+    model.input_shape = (12,)
+    return model
+
 class Mixed(nn.Module):
     "Experts in blocks, each of which is a unit of two groups of parameters."
     def __init__(self):
@@ -267,10 +279,14 @@ OF_EXPERTS = {
     4: ["Spread e4", "Spread d2e2", "Mixed z3d2e2", "Spread e2p2 schedule=1f1b micro_batches=4"],
 }
 OF_EXPERTS[2] += ["Spread t2", "Spread t2 dtype=bf16", "Mixed t2 recompute=all"]
+# Gradients of what two layers read wait for each other.
+OF_EXPERTS[2] += ["Spread d2 accumulate=4", "Spread t2 accumulate=2"]
 OF_EXPERTS[4] += ["Spread e2t2", "Spread t2e2 dtype=bf16", "Mixed z3d1e2t2", "Gathered e2t2 expert_imbalance=2"]
 OF_EXPERTS[4] += ["Placed x2e2"]
 OF_EXPERTS[2] += [f"Routed x2{setting}" for setting in ("", " dtype=bf16")]
 OF_EXPERTS[4] += ["Routed x4", "Routed z3d2x2", "Routed p2x2 schedule=1f1b micro_batches=4"]
+OF_LANGUAGE = ["d2", "t2", "e2", "p2 micro_batches=4"]
+OF_LANGUAGE += ["x2", *(f"x2 context_exchange={exchange}" for exchange in ("all-to-all", "ring"))]
 TOLERANCE = 0.01
 """Losses, targets and counters are not predicted, and these networks are small."""
 
@@ -298,6 +314,8 @@ def test_the_tracked_peak_of_the_largest_rank_is_predicted(tmp_path: Path, ranks
     )
     cases += [f"Few {case}" for case in OF_TOKENS[ranks]] + OF_EXPERTS[ranks]
     cases += ["Plain t2", *(f"Unread {case}" for case in ("d2", "z1d2", "z2d2", "z3d2", "f2"))] if ranks == 2 else []
+    if ranks == 2 and importlib.util.find_spec("transformers") is not None:
+        cases += [f"deepseek_v3 {case}" for case in OF_LANGUAGE]
     command, beside = [sys.executable, str(program), str(tmp_path), *cases], {"PYTHONPATH": PLACES}
     launch_ranks(command, ranks=ranks, device="cpu", timeout_s=1700, environment=beside)
     found = json.loads((tmp_path / "found.json").read_text())
