@@ -177,7 +177,7 @@ CASES = {
         *("bert:t4:gpipe", "t5:t4:gpipe", "mixtral:e4:gpipe", "deepseek_v3:d2e2:gpipe"),
         *("mixtral:e2t2:gpipe", "deepseek_v3:t2e2:gpipe", "mixtral:x2e2:gpipe"),
         *("mixtral:d2x2:gpipe", "mixtral:x2t2:gpipe", "mixtral:p2x2:1f1b", "deepseek_v3:p2x2:1f1b"),
-        "deepseek_v2:d2x2:gpipe",
+        *("deepseek_v2:d2x2:gpipe", "deepseek_v2:p2t2:1f1b"),
         # Twelve tokens, which four ranks divide.
         *("bert:d2t2:gpipe+sequence", "llama:d2t2:gpipe+sequence", "longer_gpt2:t4:gpipe+sequence"),
     ],
