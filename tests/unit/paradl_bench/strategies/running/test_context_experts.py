@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+import msgspec
 import pytest
 
 torch = pytest.importorskip("torch", reason="torch is not installed: pip install -e '.[bench,test]'")
@@ -224,5 +225,7 @@ def test_tokens_with_experts_are_cut_in_every_layer() -> None:
 
 def test_a_named_dim_is_told_from_behind() -> None:
     network = traced("Latent")
-    along = {(layer.attributes["function"], layer.along) for layer in network.layers if layer.along is not None}
+    along = {
+        (layer.attributes["function"], layer.along) for layer in network.layers if layer.along is not msgspec.UNSET
+    }
     assert along >= {("topk", -1), ("gather", -1), ("scatter", -1), ("argsort", -1)}
