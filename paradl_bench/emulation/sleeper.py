@@ -133,6 +133,9 @@ class Sleeper:
             self.settle()
             self._works_since = time.perf_counter()
 
+    def worked(self) -> None:
+        """What follows is counted as work until more is asked for."""
+
     def span_began(self, what: str) -> None:
         """Layer-wise communication begins, or a pipeline's turn."""
         if what in _TURNS:

@@ -126,6 +126,16 @@ def sharing_axes(strategy: Strategy, *, of_apart: bool = False) -> tuple[int, ..
     return tuple(i for i in axes if parted and _shares_out(strategy.axes[i], of_apart=of_apart))
 
 
+def label_of_gathers(strategy: Strategy) -> str:
+    """What measurements call a whole model whose parameters ranks gather layer by layer: ``z3d2``.
+
+    Empty where nothing is gathered so (below stage 2 of ZeRO), layers are split, or stages of a pipeline keep theirs.
+    """
+    if zero_stage(strategy) < 2 or axes_that_shard(strategy) or degree_of(strategy, Trait.STAGES) > 1:
+        return ""
+    return "".join(str(strategy.axes[index]) for index in sharing_axes(strategy))
+
+
 def _shares_out(axis: Axis, *, of_apart: bool) -> bool:
     if of_apart and axis.has(Trait.CUTS_EXPERTS):
         return False

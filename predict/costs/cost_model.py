@@ -361,7 +361,7 @@ class CostModel:
         if not self.device.computes:
             return NO_SPREAD
         as_measured = plan is not None and self.layers_from.measured and not self.proportional
-        shard = shard_of(plan) if plan is not None and as_measured and not in_parts(plan) else ""
+        shard = shard_of(plan, self._model, place) if plan is not None and as_measured and not in_parts(plan) else ""
         spread = self._model.spread(*place, shard)
         measured = self._model.nearest_shard(*place, shard)
         if measured is None or plan is None:

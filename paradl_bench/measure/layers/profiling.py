@@ -84,7 +84,7 @@ def measure_layers(
     cost = measure_probe_cost(clock, context.device)
     active = {count: context.first(count) for count in request.ranks_on_host}
     answering = _answering(context, active, subjects)
-    plan = _block_plan(request, len(subjects))
+    plan = _block_plan(request, subjects)
     left = {place for place in plan if (*subjects[place[1]].key, place[2], place[0]) not in done}
     if context.rank == 0 and left:
         seconds = format_seconds(sum(_block_s(request, subjects[index]) for _, index, _ in left))
@@ -141,17 +141,18 @@ def _finished(directory: MeasurementDirectory | None) -> _Done:
     return done
 
 
-def _block_plan(request: LayersRequest, subjects: int) -> list[tuple[int, int, int]]:
+def _block_plan(request: LayersRequest, subjects: Sequence[Subject]) -> list[tuple[int, int, int]]:
     """(block, subject, ranks that compute), in the order in which they are measured."""
     counts = request.ranks_on_host
     shuffle = random.Random(request.seed)
     plan = []
     for block in range(request.blocks):
-        order = list(range(subjects))
+        order = list(range(len(subjects)))
         shuffle.shuffle(order)
         # Numbers of ranks are compared with each other: one right behind the other, each as often the first.
         turn = block % len(counts)
-        plan += [(block, index, count) for index in order for count in (*counts[turn:], *counts[:turn])]
+        turned = (*counts[turn:], *counts[:turn])
+        plan += [(block, index, count) for index in order for count in turned if subjects[index].runs_with(count)]
     return plan
 
 

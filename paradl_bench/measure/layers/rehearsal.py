@@ -42,23 +42,36 @@ from paradl_bench.strategies.running.sharded_module import ShardedModule, sharde
 from paradl_bench.strategies.running.spans import Spans
 
 
-class _PausingClock(CpuClock):
+class StoppableClock(CpuClock):
     """A CPU clock that can be stopped."""
 
     def __init__(self) -> None:
-        self._paused_s = 0.0
+        self._stopped_s = 0.0
+        self._since: float | None = None
 
     def stamp(self) -> float:
-        return time.perf_counter() - self._paused_s
+        """Seconds that have passed while it ran."""
+        return (time.perf_counter() if self._since is None else self._since) - self._stopped_s
 
     start = stamp
+
+    def stop(self) -> None:
+        """Let no time pass from now on, if it passes."""
+        if self._since is None:
+            self._since = time.perf_counter()
+
+    def go_on(self) -> None:
+        """Let time pass again."""
+        if self._since is not None:
+            self._stopped_s += time.perf_counter() - self._since
+            self._since = None
 
     @contextlib.contextmanager
     def pause(self) -> Iterator[None]:
         """Let no time pass inside."""
-        begin = time.perf_counter()
+        self.stop()
         yield
-        self._paused_s += time.perf_counter() - begin
+        self.go_on()
 
 
 @dataclass(slots=True)
@@ -196,7 +209,7 @@ class RehearsedModel:
         device: torch.device,
     ) -> None:
         self.layers = _layers_as_run(network, axis, position, settings)
-        clock, self._others, self.ranks = _PausingClock(), _Others(), axis.degree
+        clock, self._others, self.ranks = StoppableClock(), _Others(), axis.degree
         self.clock: Clock = clock if device.type == "cpu" else clock_for(device)
         nobody: Any = None
         group = _Rehearsal(
@@ -218,6 +231,10 @@ class RehearsedModel:
             outputs = self._module(inputs)
             loss = sharded_loss(self._model.loss, self._sharding, self._probe)
             return loss(outputs, targets)
+
+    def runs_with(self, ranks: int) -> bool:
+        """Whether so many ranks can run it at once: each can by itself."""
+        return True
 
     @contextlib.contextmanager
     def answered(self, group: dist.ProcessGroup | None) -> Iterator[None]:

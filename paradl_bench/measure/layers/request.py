@@ -8,6 +8,7 @@ from paradl_bench.core.errors import UserError
 from paradl_bench.measure.execution.compiler import refuse_without_compiler
 from paradl_bench.plan.axes.options import AxisOptions
 from paradl_bench.plan.axis_planner import refuse_unused
+from paradl_bench.plan.mesh import label_of_gathers
 from paradl_bench.plan.settings import PlanSettings
 from paradl_bench.plan.strategy import Strategy
 from paradl_bench.records.kernel_settings import NO_SETTINGS, KernelSettings
@@ -23,7 +24,8 @@ class LayersRequest(msgspec.Struct, frozen=True, kw_only=True):
         ranks_on_host: how many ranks of the host compute at once, in turn; as many are started as the most of them.
         pairs: uninstrumented and instrumented iterations a block.
         isolated: ``split`` measures both parts of backward of operations that have them, ``all`` every operation.
-        shards: strategies whose ranks' parts of the model are measured as well, with options of ``axes``.
+        shards: strategies whose ranks' parts of the model are measured as well, with options of ``axes``; of ZeRO's
+            stages 2 and 3 all of it, behind gathers.
         verify: whether these parts are proved to make up the model first; None for where that is quick.
     """
 
@@ -53,6 +55,8 @@ class LayersRequest(msgspec.Struct, frozen=True, kw_only=True):
         for strategy in self.shards:
             check_dtype(strategy, self.settings(batch=1), self.dtype)
             check_kernel_settings(strategy, self.settings(batch=1), self.kernel_settings.label)
+            if label_of_gathers(strategy):
+                _check_gathered(strategy, self.ranks, self.device)
         if self.kernel_settings.compile and self.isolated != "none":
             raise UserError(
                 f"--isolated {self.isolated} with --compile: the backward of a compiled operation computes all"
@@ -79,3 +83,21 @@ class LayersRequest(msgspec.Struct, frozen=True, kw_only=True):
             **({"kernel_settings": self.kernel_settings.label} if self.kernel_settings.label else {}),
             **self.settings(batch=1).options,
         }
+
+
+def _check_gathered(strategy: Strategy, ranks: int, device: str) -> None:
+    """Raises:
+    UserError: the strategy has other axes, or ranks that do not measure together, or a device whose time can't stop.
+    """
+    asked = f"--shards {strategy}"
+    if len(strategy.axes) > 1:
+        raise UserError(f"{asked}: layers behind gathers are measured of one axis; give {strategy.axes[0]}")
+    if device != "cpu":
+        raise UserError(
+            f"{asked}: a GPU's time can't stop while parameters are gathered; leave it out: layers are whole"
+        )
+    if strategy.ranks != ranks:
+        raise UserError(
+            f"{asked}: {strategy.ranks} ranks gather parameters, and {ranks} measure; give --ranks-on-host"
+            f" {strategy.ranks}"
+        )

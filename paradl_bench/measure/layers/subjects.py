@@ -15,6 +15,7 @@ from paradl_bench.measure.execution.compiled import CompiledModel
 from paradl_bench.measure.execution.kernel_layout import as_read, lay_out, refuse_without_channels
 from paradl_bench.measure.execution.optimizers import build_optimizer
 from paradl_bench.measure.execution.probes import OperationProbe, entered
+from paradl_bench.measure.layers.gathered import GatheredModel
 from paradl_bench.measure.layers.gradient_copies import GradientCopies
 from paradl_bench.measure.layers.isolated import IsolatedOperation, isolated_operations
 from paradl_bench.measure.layers.rehearsal import RehearsedModel, distinct_positions, sharing_axis
@@ -27,6 +28,7 @@ from paradl_bench.network.graph import Layer, ModelGraph
 from paradl_bench.network.kinds.autocast import as_held
 from paradl_bench.network.models.catalog import LoadedModel, load_model
 from paradl_bench.plan.axis_planner import shard_label
+from paradl_bench.plan.mesh import label_of_gathers
 from paradl_bench.plan.strategy import Strategy
 from paradl_bench.ranks.clocks import Clock
 from paradl_bench.ranks.groups.process_groups import RankContext
@@ -62,7 +64,11 @@ class Subject:
     shard: str = ""
     position: int = 0
     iteration_s: float = 0.0
-    part: RehearsedModel | None = None
+    part: RehearsedModel | GatheredModel | None = None
+
+    def runs_with(self, ranks: int) -> bool:
+        """Whether so many ranks of the host can run it at once."""
+        return self.part is None or self.part.runs_with(ranks)
 
     @property
     def key(self) -> tuple[str, int, str, int]:
@@ -130,6 +136,9 @@ def make_subjects(
         )
         yield subject
     for strategy in request.shards:
+        if label_of_gathers(strategy):
+            yield from _gathered_subjects(request, name, network, strategy, context)
+            continue
         if proofs is not None:
             proofs += verify_on_first_rank(request, network, strategy, context, sample_s)
         yield from _rehearsed_subjects(request, name, network, strategy, context)
@@ -147,22 +156,51 @@ def _rehearsed_subjects(
             model.module.to(context.device)
             hold_weights(model.module, request.dtype)
             part = RehearsedModel(model, network, axis, position, settings, context.device)
-            inputs, targets = (tensor.to(context.device) for tensor in model.make_batch(batch, context.rank))
-            subject = Subject(
-                model=model,
-                network=network,
-                optimizer=build_optimizer(request.optimizer, model.module.parameters(), dtype=request.dtype),
-                batch=batch,
-                clock=part.clock,
-                forward=functools.partial(part.loss, as_given(inputs, request.dtype), targets),
-                observed=part.observed,
-                layers=[part.layers.get(index) for index in range(len(network.layers))],
-                shard=shard_label(axis, settings),
-                position=position,
-                part=part,
-            )
-            _warm_up(subject, request.warmup)
-            yield subject
+            optimizer = build_optimizer(request.optimizer, model.module.parameters(), dtype=request.dtype)
+            shard = shard_label(axis, settings)
+            yield _subject_of(part, model, optimizer, shard, request, network, batch, context, position)
+
+
+def _gathered_subjects(
+    request: LayersRequest, name: str, network: ModelGraph, strategy: Strategy, context: RankContext
+) -> Iterator[Subject]:
+    """What every rank of a strategy runs on parameters that it gathers."""
+    for batch in request.batches:
+        model = load_model(name, request.input_shape)
+        model.module.to(context.device)
+        settings = request.settings(batch * strategy.ranks)
+        part = GatheredModel(model, network, strategy, settings, context.device)
+        yield _subject_of(part, model, part.optimizer, str(strategy), request, network, batch, context)
+
+
+def _subject_of(
+    part: RehearsedModel | GatheredModel,
+    model: LoadedModel,
+    optimizer: torch.optim.Optimizer,
+    shard: str,
+    request: LayersRequest,
+    network: ModelGraph,
+    batch: int,
+    context: RankContext,
+    position: int = 0,
+) -> Subject:
+    """What a rank runs of a model, warm."""
+    inputs, targets = (tensor.to(context.device) for tensor in model.make_batch(batch, context.rank))
+    subject = Subject(
+        model=model,
+        network=network,
+        optimizer=optimizer,
+        batch=batch,
+        clock=part.clock,
+        forward=functools.partial(part.loss, as_given(inputs, request.dtype), targets),
+        observed=part.observed,
+        layers=[part.layers.get(index) for index in range(len(network.layers))],
+        shard=shard,
+        position=position,
+        part=part,
+    )
+    _warm_up(subject, request.warmup)
+    return subject
 
 
 def _warm_up(subject: Subject, iterations: int) -> None:

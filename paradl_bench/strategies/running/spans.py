@@ -26,6 +26,9 @@ class Listener(Protocol):
     def work(self) -> None:
         """What the rank does up to its next layer or communication is real: it copies parameters or gradients."""
 
+    def worked(self) -> None:
+        """What was copied behind communication has been; before it, communication tells by beginning."""
+
 
 @dataclass(slots=True)
 class Spans:
@@ -46,6 +49,14 @@ class Spans:
         """Tell that what follows is real work on gradients or parameters."""
         if self.listener is not None:
             self.listener.work()
+
+    @contextmanager
+    def working(self) -> Iterator[None]:
+        """Tell that what is inside is real work on parameters, behind their communication."""
+        self.work()
+        yield
+        if self.listener is not None:
+            self.listener.worked()
 
     @contextmanager
     def span(self, what: str) -> Iterator[None]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from paradl_bench.network.kinds.kernel_shape import optimizer_shape
-from paradl_bench.plan.mesh import zero_stage
+from paradl_bench.plan.mesh import label_of_gathers, zero_stage
 from paradl_bench.plan.works.computing import WeightUpdate
 from predict.costs.hardware.what_if_device import Demand, DemandContext
 from predict.costs.kinds.kind_costs import KindCosts, KnownCosts, PricingContext, WorkContext
@@ -15,8 +15,8 @@ def _price(work: WeightUpdate, known: KnownCosts, context: WorkContext) -> Price
     cost, elements = known.model.shard_update(*plan.place, plan.shard), plan.updated_elements
     if cost is None:
         cost, elements = known.model.weight_update(*plan.place), known.updated_elements
-    if zero_stage(plan.strategy) > 1:
-        # Its shards are fp32, and have no copies.
+    if zero_stage(plan.strategy) > 1 and plan.shard != label_of_gathers(plan.strategy):
+        # Its shards are fp32, and have no copies; where they were measured, so were they.
         cost = cost.over(known.model.unmeasured.times_with_copies(work.optimizer))
     return Priced(cost.over(max(elements, 1) / max(work.elements, 1)), context.occurrences, work)
 

@@ -10,12 +10,13 @@ from paradl_bench.core.cache_keys import Same, numbered
 from paradl_bench.network.graph import ModelGraph
 from paradl_bench.plan.axes.kind import Trait
 from paradl_bench.plan.compute import backward_layers, layers_with_gradient
-from paradl_bench.plan.mesh import degree_of
+from paradl_bench.plan.mesh import degree_of, label_of_gathers
 from paradl_bench.plan.settings import PlanSettings
 from paradl_bench.plan.tasks import Communication, Compute, FrameworkOverhead, Plan, WeightUpdate, Work
 from paradl_bench.strategies.passes.weight_update import weight_update
 from predict.costs.communication.calls import calls_of
 from predict.costs.communication.communication_costs import ALONE_ON_ITS_STREAM, Call
+from predict.costs.compute.model_costs import ModelCosts
 from predict.costs.kinds.catalog import costs_of
 from predict.costs.kinds.kind_costs import KnownCosts, PlanContext, PricingContext, WorkContext
 from predict.costs.sourced import Floats
@@ -85,7 +86,7 @@ def _context(known: KnownCosts, plan: Plan, place: PricingContext) -> tuple[Plan
         place=place,
         strategy=plan.strategy,
         between=known.operations if in_parts(plan) else counts_between(plan, counts),
-        shard="" if known.proportional else shard_of(plan),
+        shard="" if known.proportional else shard_of(plan, known.model, place),
         updated_elements=_updated_elements(plan),
         stage_ranks=plan.stage_ranks,
     )
@@ -109,9 +110,15 @@ def in_parts(plan: Plan) -> bool:
     return degree_of(plan.strategy, Trait.STAGES) > 1 or plan.micro_batches > 1 or plan.recomputes
 
 
-def shard_of(plan: Plan) -> str:
-    """What measurements call the part of layers that a plan's ranks run; empty where they run them whole."""
+def shard_of(plan: Plan, model: ModelCosts, place: tuple[int, int]) -> str:
+    """What measurements call what a plan's ranks run of the model; empty where that is the whole model as it is.
+
+    Layers that no axis splits are measured behind gathers of their parameters, where the profile has that.
+    """
     labels = {work.shard for work in plan.of_kind(Compute).values() if work.shard}
+    gathered = label_of_gathers(plan.strategy)
+    if not labels and gathered and model.nearest_shard(*place, gathered):
+        return gathered
     return labels.pop() if len(labels) == 1 else ""
 
 

@@ -146,6 +146,21 @@ def _have_communicate(parameters: FSDPParamGroup, sharers: Sharers) -> None:
     parameters._all_gather_comm, parameters._reduce_scatter_comm = _AllGather(group), scatter
     if sharers.replicas is not None:
         parameters._all_reduce_hook = scatter.all_reduced
+    _tell_of_copies(parameters, group)
+
+
+def _tell_of_copies(parameters: FSDPParamGroup, group: Group) -> None:
+    """Have a group of parameters tell when what it gathered is copied to where layers read it."""
+    wait_for_unshard = parameters.wait_for_unshard
+
+    def told() -> None:
+        if parameters._all_gather_result is None:
+            wait_for_unshard()
+            return
+        with group.spans.working():
+            wait_for_unshard()
+
+    parameters.wait_for_unshard = told  # type: ignore[method-assign]
 
 
 def _mesh_of(group: Group, replicas: Group | None, device: torch.device) -> DeviceMesh:
@@ -217,8 +232,6 @@ class _AllGather(_Buffers, AllGather):
     ) -> None:
         """Called on the stream of gathers."""
         self._group.all_gather(output_tensor, input_tensor)
-        # What was gathered is copied to where layers read it.
-        self._group.spans.work()
 
 
 class _ReduceScatter(_Buffers, ReduceScatter):
@@ -248,7 +261,8 @@ class _ReduceScatter(_Buffers, ReduceScatter):
     ) -> None:
         """Called on the stream of reductions."""
         self._group.reduce_scatter(output_tensor, input_tensor, op)
-        self._scattered = self._group.spans.begin("all_reduce")
+        if self._has_replicas:
+            self._scattered = self._group.spans.begin("all_reduce")
 
     def all_reduced(self, reduced: torch.Tensor) -> None:
         """Called on the stream of all-reduces, behind one."""
