@@ -29,7 +29,7 @@ _OF_ALL = (
     ("p2", "--micro-batches 2 --schedule 1f1b"),
 )
 STRATEGIES = {"gpt2": _OF_ALL, "llama": _OF_ALL, "mixtral": (("z3d2", ""), ("e2", ""), _OF_ALL[-1])}
-SHARDS = {"gpt2": "t2,x2", "llama": "t2,x2", "mixtral": "e2"}
+SHARDS = {"gpt2": "z3d2,t2,x2", "llama": "z3d2,t2,x2", "mixtral": "z3d2,e2"}
 
 
 def commands(output: Path, repetition: int, *, tiny: bool) -> Iterator[tuple[list[str], Path]]:

@@ -104,7 +104,7 @@ class LaunchOptions(msgspec.Struct, frozen=True, kw_only=True):
         default="",
         metavar="S[,S...]",
         help="Also measure the part of each layer that one rank of these strategies runs (f2,c2,s2), because its time"
-        " is not 1/p.",
+        " is not 1/p; of z3d2 whole layers, behind gathers of their parameters.",
     ),
     axis_options(of_shards=True),
 )

@@ -173,7 +173,10 @@ def sharing_axis(strategy: Strategy) -> Axis:
     if axes:
         return axes[0]
     kinds = ", ".join(kind.name for kind in kinds_with(Trait.SHARDS_LAYERS))
-    raise UserError(f"--shards {strategy}: none of its axes splits layers; give axes of {kinds}, as f2")
+    raise UserError(
+        f"--shards {strategy}: none of its axes splits layers; give axes of {kinds}, as f2, or"
+        " stages 2 and 3 of ZeRO, as z3d2"
+    )
 
 
 def distinct_positions(network: ModelGraph, strategy: Strategy, settings: PlanSettings) -> tuple[int, ...]:

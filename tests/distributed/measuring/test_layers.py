@@ -175,7 +175,8 @@ def test_shards_have_the_shapes_that_ranks_of_the_plan_run(workplace: Path) -> N
 @pytest.mark.distributed
 def test_ranks_that_rehearse_together_send_what_is_planned(tmp_path: Path) -> None:
     launch_ranks([sys.executable, str(REHEARSAL), str(tmp_path / "result.json")], ranks=2, device="cpu", timeout_s=200)
-    for strategy, found in json.loads((tmp_path / "result.json").read_text()).items():
+    result = json.loads((tmp_path / "result.json").read_text())
+    for strategy, found in result["parts"].items():
         assert found["alone"] == {}, strategy
         expected = {CALLS.get(name, name): count for name, count in found["planned"].items() if count}
         if strategy.startswith("s2"):
@@ -185,6 +186,26 @@ def test_ranks_that_rehearse_together_send_what_is_planned(tmp_path: Path) -> No
         # The other rank came a second late.
         assert found["seconds"] < 0.8, strategy
         assert found["finite"], strategy
+    for strategy, phases in result["gathered"].items():
+        # The other rank came a second late to forward, and to backward.
+        assert max(phases["forward"], phases["backward"]) < 0.8, strategy
+        assert phases["update"] >= 1, strategy
+
+
+@pytest.mark.distributed
+def test_whole_layers_are_measured_behind_gathers(workplace: Path) -> None:
+    settings = ("--batch", "3", "--blocks", "2", "--iterations", "2", "--warmup", "1", "--ranks-on-host", "1,2")
+    done = layers(workplace, "nets_of_layers_test:Net", *settings, "--shards", "z3d2", "-o", "out", "--no-verify")
+    assert done.returncode == 0, done.stderr
+    samples, iterations, _ = read(workplace / "out")
+    behind = [s for s in samples if s.shard]
+    assert {(s.shard, s.ranks_on_host, s.rank) for s in behind} == {("z3d2", 2, 0), ("z3d2", 2, 1)}
+    assert {(s.layer, s.phase) for s in behind} == {(s.layer, s.phase) for s in samples if s.mode == "in_situ"}
+    assert sum(sum(s.samples_s) for s in behind if s.phase == "BW") > 0
+    shared = [i for i in iterations if i.shard]
+    assert len(shared) == 2 * 2
+    for iteration in shared:
+        assert min(*iteration.fw_s, *iteration.bw_s, *iteration.wu_s, *iteration.wu_instrumented_s) > 0
 
 
 @pytest.mark.distributed
@@ -200,6 +221,8 @@ def test_ranks_that_rehearse_together_send_what_is_planned(tmp_path: Path) -> No
         (("nets_of_layers_test:Nets", "--batch", "2", "-o", "x"), "did you mean Net"),
         (("resnet18", "--batch", "2", "-o", "nets_of_layers_test.py"), "is a file"),
         (("resnet18", "--batch", "2", "--shards", "d2", "-o", "x"), "none of its axes splits layers"),
+        (("resnet18", "--batch", "2", "--shards", "z3d2", "-o", "x"), "and 1 measure; give --ranks-on-host 2"),
+        (("resnet18", "--batch", "2", "--shards", "z3d1d2", "-o", "x"), "measured of one axis; give z3d1"),
         (("nets_of_layers_test:Net", "--batch", "2", "--shards", "f8", "-o", "x"), "fewest filters, layer head"),
         (("resnet18", "--batch", "2", "--shards", "q2", "-o", "x"), "does not parse"),
         (("resnet18", "--batch", "2", "-o", "."), "holds no measurement"),

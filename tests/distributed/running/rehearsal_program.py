@@ -20,6 +20,7 @@ import torch.distributed as dist
 from torch import nn
 
 from paradl_bench.measure.layers import rehearsal
+from paradl_bench.measure.layers.gathered import GatheredModel
 from paradl_bench.measure.layers.rehearsal import RehearsedModel
 from paradl_bench.measure.tracing.tracing import trace_network
 from paradl_bench.network.models.catalog import load_model
@@ -120,6 +121,30 @@ def rehearsed(context: RankContext, text: str, name: str = "Net", position: int 
     return found | {"finite": finite}
 
 
+def gathered(context: RankContext, text: str) -> dict[str, float]:
+    """A whole model behind gathers: how long phases took by its clock, the other rank late in each."""
+    model = load_model("rehearsal_program:Net")
+    strategy, late_s = parse_strategy(text), LATE_S if context.rank else 0.0
+    part = GatheredModel(model, trace_network(model), strategy, PlanSettings(batch=2 * SAMPLES), context.device)
+    inputs, targets = model.make_batch(SAMPLES, context.rank)
+    part.loss(inputs, targets).backward()  # type: ignore[no-untyped-call]
+    stamps = []
+    for _ in range(2):
+        context.barrier()
+        stamps.append(part.clock.stamp())
+        time.sleep(late_s)
+        loss = part.loss(inputs, targets)
+        stamps.append(part.clock.stamp())
+        time.sleep(late_s)
+        loss.backward()  # type: ignore[no-untyped-call]
+        stamps.append(part.clock.stamp())
+        # Nothing is sent in an update.
+        time.sleep(LATE_S)
+        stamps.append(part.clock.stamp())
+    names = ("forward", "backward", "update")
+    return {name: part.clock.seconds(stamps[4 + at], stamps[5 + at]) for at, name in enumerate(names)}
+
+
 def main() -> None:
     """Rank 0 writes the result."""
     # Memory that nothing was written to holds NaN.
@@ -128,9 +153,10 @@ def main() -> None:
         found = {text: rehearsed(context, text) for text in STRATEGIES}
         # In front of the first layer nothing is sent back, so each position has its halo forward alone.
         found |= {f"s2 strided {position}": rehearsed(context, "s2", "Strided", position) for position in (0, 1)}
+        behind_gathers = {text: gathered(context, text) for text in ("z2d2", "z3d2")}
         context.barrier()
     if context.rank == 0:
-        Path(sys.argv[1]).write_text(json.dumps(found))
+        Path(sys.argv[1]).write_text(json.dumps({"parts": found, "gathered": behind_gathers}))
 
 
 if __name__ == "__main__":

@@ -257,6 +257,27 @@ def test_shards_measured_for_all_layers_serve_chosen_ones() -> None:
     assert not [line for line in found.provenance.extrapolated if "nearest operation" in line]
 
 
+@pytest.mark.parametrize(
+    ("strategy", "measured"), [("z3d2", True), ("d2z3d2", True), ("z3d4", False), ("z2d2", False), ("d2", False)]
+)
+def test_whole_layers_behind_gathers_are_taken_where_ranks_gather(strategy: str, measured: bool) -> None:
+    whole = profile_of(model_times=model_times(NETWORK, wu_s=1e-4))
+    behind = [
+        msgspec.structs.replace(time, shard="z3d2") for time in layer_times(NETWORK, seconds=lambda *_: 2 * SHARD_S)
+    ]
+    of_shard = [msgspec.structs.replace(time, shard="z3d2") for time in model_times(NETWORK, wu_s=9e-5)]
+    profile = profile_of(
+        layer_times=(*whole.layer_times, *behind), model_times=whole.model_times, shard_times=tuple(of_shard)
+    )
+    found, base = (predicted(strategy, each).time.breakdown_s for each in (profile, whole))
+    if not measured:
+        assert found == base
+        return
+    assert found["FW"] == pytest.approx(2 * SHARD_S * len(NETWORK.layers))
+    assert found["WU"] == pytest.approx(9e-5)
+    assert base["WU"] < 9e-5
+
+
 def shard_profile() -> Profile:
     """Time between operations and weight update of the model as a rank of f2 runs it are unlike half of the whole's."""
     of_shard = model_times(NETWORK, between_s=5e-4, wu_s=9e-5)
