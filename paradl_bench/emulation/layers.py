@@ -186,6 +186,9 @@ class _Backward(NamedTuple):
             for (after, _), of_weight in zip(node.next_functions, leads_to_weight, strict=True)
             if after is not None and torch._C._will_engine_execute_node(after)
         }
+        if len(wanted) > 1 and self.whole.seconds > 0:
+            # The schedule runs it in parts at other times.
+            return self.whole
         of_input = self.of_input if False in wanted else _NOTHING
         return of_input.beside(self.of_weight) if True in wanted else of_input
 

@@ -315,15 +315,13 @@ class NetworkCompute:
         """Per layer, the task that its readers wait for."""
         return tuple(self._forward)
 
-    @property
-    def whole_backward(self) -> BackwardPart:
-        """All of backward."""
-        return BackwardPart(self.backward_layers, tuple("BW" for _ in self.backward_layers))
-
-    @property
-    def backward_parts(self) -> tuple[BackwardPart, BackwardPart]:
-        """That of the input and that of the parameters."""
-        return parts_of_backward(self._network, self.backward_layers, input_has_gradient=self._input_has_gradient)
+    def part_of_backward(self, phase: ComputePhase) -> BackwardPart:
+        """All of backward (``BW``), or what one of its two parts runs."""
+        order = self.backward_layers
+        if phase == "BW":
+            return BackwardPart(order, tuple(phase for _ in order))
+        of_input, of_weight = parts_of_backward(self._network, order, input_has_gradient=self._input_has_gradient)
+        return of_input if phase == "BW_input" else of_weight
 
     def add_backward(
         self,
@@ -336,9 +334,9 @@ class NetworkCompute:
         Layers whose gradients are given wait for ``after``; ``before_layer`` as in :meth:`add_forward`.
 
         Args:
-            part: one of :attr:`backward_parts`; None for all of it.
+            part: of :meth:`part_of_backward`; None for all of it.
         """
-        part = part or self.whole_backward
+        part = part or self.part_of_backward("BW")
         # A layer waits for backward of all that read its output; the loss, which nothing reads, for its own forward.
         waits = {layer: [self._forward[layer], *(after if layer in self._outputs else ())] for layer in part.layers}
         for index, phase in zip(*part, strict=True):

@@ -28,7 +28,9 @@ _COMPUTED = {"f": ("forward", Phase.FW), "b": ("backward", Phase.BW), "k": ("buc
 _COMPUTED |= {"u": ("weight update", Phase.WU)}
 _COMPUTED_NAMES = {letter: name for letter, (name, _) in _COMPUTED.items()}
 _BACKWARD = "b"
-_PARTS = {"i": ("backward of the input", "BW_input"), "w": ("backward of the weights", "BW_weight")}
+_OF_BACKWARD = {_BACKWARD: ("backward", "BW"), "i": ("backward of the input", "BW_input")}
+_OF_BACKWARD |= {"w": ("backward of the weights", "BW_weight")}
+_PARTED = {"BW_input", "BW_weight"}
 _MARKS = {"FW": "F", "BW": "B", "BW_input": "I", "BW_weight": "W"}
 """By direction of an action, what its micro-batch's number stands behind."""
 _COMMUNICATED = {
@@ -115,12 +117,12 @@ def _computing(role: RoleTimeline, edges: Floats) -> dict[str, Floats]:
 def _row_of_stage(role: RoleTimeline, label: str, edges: Floats) -> _Drawn:
     directions = [action.direction for action in role.actions.actions] if role.actions else ["FW", "BW"]
     names, amounts = dict(_COMPUTED_NAMES), _computing(role, edges)
-    if role.actions is not None and "BW" not in directions:
-        # The two parts of backward, in its place, where they are actions.
+    if role.actions is not None and not _PARTED.isdisjoint(directions):
+        # The two parts of backward, beside it or in its place, where they are actions.
         del names[_BACKWARD], amounts[_BACKWARD]
         of_task = np.array([*directions, ""])[role.actions.of_task]
         computing = (role.of_plan.stream == Stream.COMPUTE) & (role.of_plan.phase == Phase.BW)
-        for letter, (name, direction) in _PARTS.items():
+        for letter, (name, direction) in _OF_BACKWARD.items():
             names[letter] = name
             amounts[letter] = np.diff(_chosen(role, computing & (of_task == direction)).busy_until(edges))
     amounts[_WAITING] = np.diff(exposed_until(role.on(Stream.COMPUTE), _collectives(role), edges))

@@ -32,7 +32,7 @@ OPTIMIZERS = ("adam", "adamw", "adamw-fused")
 
 SAMPLES = 2
 """Of a micro-batch, on one replica."""
-SCHEDULES = ("gpipe", "1f1b", "interleaved", "zb", "zbv")
+SCHEDULES = ("gpipe", "1f1b", "interleaved", "zb", "zbv", "dualpipev")
 
 
 class Case(msgspec.Struct, frozen=True, kw_only=True):
@@ -143,7 +143,9 @@ def case_of(number: int) -> Case:
         stages = degree_of(parse_strategy(strategy), Trait.STAGES)
         layers = sum(step["do"] in LAYERS for step in every_step(steps))
         schedule = rng.choice(SCHEDULES if layers >= 2 * stages else ("gpipe", "1f1b"))
-        options |= {"schedule": schedule, "micro_batches": rng.choice([stages, stages, stages + 1, 2 * stages])}
+        # One a stage at least, of which a rank may have two.
+        few = 2 * stages if schedule == "dualpipev" else stages
+        options |= {"schedule": schedule, "micro_batches": rng.choice([few, few, few + 1, 2 * stages])}
         if rng.random() < 0.2 and schedule in ("gpipe", "1f1b"):
             cut = tuple(rng.random() for _ in range(stages - 1))
     elif rng.random() < 0.3:

@@ -16,15 +16,16 @@ def _order(rank: int, ranks: int, micro_batches: int) -> tuple[Action, ...]:
     return tuple(actions)
 
 
-def _refusal(ranks: int, micro_batches: int) -> str:
-    return "" if micro_batches >= ranks else f"at least one a stage is needed, {ranks} in all"
+def refuse_fewer_than_stages(stages: int, micro_batches: int) -> str:
+    """Refuses what torch does: fewer micro-batches than stages."""
+    return "" if micro_batches >= stages else f"at least one a stage is needed, {stages} in all"
 
 
 SCHEDULE = Schedule(
     name="1f1b",
     torch_name="1F1B",
     order=_order,
-    refusal=_refusal,
+    refusal=refuse_fewer_than_stages,
     source="Narayanan et al. 2019 (PipeDream), synchronous as in DAPPLE (Fan et al. 2021); torch's Schedule1F1B",
     drops_messages=True,
 )

@@ -10,8 +10,8 @@ from numpy.typing import NDArray
 
 from paradl_bench.plan.schedules.schedule import Action, Extent
 
-_FORWARD, _COMPLETES = 0, 2
-_DIRECTIONS = {"FW": _FORWARD, "BW_input": 1, "BW": _COMPLETES, "BW_weight": _COMPLETES}
+_FORWARD, _INPUT, _WHOLE, _WEIGHT = range(4)
+_DIRECTIONS = {"FW": _FORWARD, "BW_input": _INPUT, "BW": _WHOLE, "BW_weight": _WEIGHT}
 
 
 class Order(NamedTuple):
@@ -28,12 +28,27 @@ class Order(NamedTuple):
     marks: NDArray[np.intp]
 
 
+class Occurrence(NamedTuple):
+    """An action where it stands.
+
+    Attributes:
+        exchanging, opening: as of :class:`OrderedActions`.
+        other: of a step of two actions, the other one.
+    """
+
+    action: Action
+    exchanging: bool
+    opening: bool
+    other: Action | None
+
+
 class OrderedActions(NamedTuple):
     """The actions of a rank.
 
     Attributes:
         kinds: per action, a number for all that decides its tasks.
         exchanging: whether gradients are exchanged in it. opening: whether it is unlike others, since none is before.
+        joined: whether it is one step with the action behind it.
         forwards: as of an :class:`Order`.
     """
 
@@ -41,6 +56,7 @@ class OrderedActions(NamedTuple):
     kinds: NDArray[np.integer]
     exchanging: NDArray[np.bool_]
     opening: NDArray[np.bool_]
+    joined: NDArray[np.bool_]
     forwards: NDArray[np.integer]
 
     @property
@@ -48,6 +64,13 @@ class OrderedActions(NamedTuple):
         """The first action of each kind, in their order."""
         first: list[int] = np.unique(self.kinds, return_index=True)[1].tolist()
         return sorted(first)
+
+    def at(self, number: int) -> Occurrence:
+        """The action of a number."""
+        action = self.actions[number]
+        beside = number + 1 if self.joined[number] else number - 1 if action.joins else None
+        other = None if beside is None else self.actions[beside]
+        return Occurrence(action, bool(self.exchanging[number]), bool(self.opening[number]), other)
 
     def order(self, kinds: Sequence[int]) -> Order | None:
         """Their order, by the places of their kinds among these; None where one is not among them."""
@@ -70,12 +93,15 @@ def ordered(
         opens: whether the rank's first forward does more than others; that of the network's first stage waits for
             nothing, and so is unlike others too.
     """
-    directions, of_stages, of_micro_batches = zip(*actions, strict=True)
+    directions, of_stages, of_micro_batches, joining = zip(*actions, strict=True)
     # Numbers compare faster than words.
     direction = np.array([_DIRECTIONS[name] for name in directions])
     # Of the rank's own, from 0 on.
     stages, number = np.array(of_stages) // extent.ranks, np.array(of_micro_batches)
-    is_forward, completes = direction == _FORWARD, direction == _COMPLETES
+    is_forward, completes = direction == _FORWARD, direction >= _WHOLE
+    joins = np.array(joining)
+    # What it makes is sent behind the next one.
+    joined = np.append(joins[1:], False)
     exchanging = completes & (number == extent.micro_batches - 1) & exchanges
     adding = completes & ((number > 0) | adds_first)
     # A backward goes on from its forward.
@@ -84,8 +110,17 @@ def ordered(
     forward_of[stages[is_forward], number[is_forward]] = np.flatnonzero(is_forward)
     return OrderedActions(
         actions=actions,
-        kinds=16 * stages + 8 * ~opening + 4 * adding + direction + exchanging,
+        kinds=_numbers(stages, joins, joined, ~opening, adding, exchanging) * len(_DIRECTIONS) + direction,
         exchanging=exchanging,
         opening=opening,
+        joined=joined,
         forwards=forward_of[stages, number],
     )
+
+
+def _numbers(first: NDArray[np.integer], *bits: NDArray[np.bool_]) -> NDArray[np.integer]:
+    """A number for each row of what tells actions apart."""
+    numbers = first
+    for bit in bits:
+        numbers = 2 * numbers + bit
+    return numbers

@@ -1,6 +1,7 @@
 """What a pipeline schedule is: the order in which a rank computes forward and backward of micro-batches on its stages.
 
-Backward is one action, or two: of the input, whose gradient is sent on, and later of the weights.
+Backward is one action, or two: of the input, whose gradient is sent on, and later of the weights. Forward and backward
+of two micro-batches may be one step.
 
 A stage is a contiguous range of layers. A placement says which rank holds it. A schedule orders computation alone; what
 ranks send follows from it (:meth:`Schedule.neighbours`). Torch-free.
@@ -29,11 +30,16 @@ _TRIED = ((1, _REACH), (_REACH, _REACH))
 
 
 class Action(NamedTuple):
-    """Forward, backward or a part of backward of one micro-batch on one stage."""
+    """Forward, backward or a part of backward of one micro-batch on one stage.
+
+    Attributes:
+        joins: whether it is one step with the forward before it: both are sent when it is done.
+    """
 
     direction: Direction
     stage: int
     micro_batch: int
+    joins: bool = False
 
     @property
     def way(self) -> Way:
@@ -52,7 +58,8 @@ _action_of = partial(tuple.__new__, Action)
 
 def in_turn(direction: Direction, stage: int, micro_batches: Iterable[int]) -> Iterator[Action]:
     """The same action on a stage for one micro-batch after the other."""
-    return map(_action_of, zip(itertools.repeat(direction), itertools.repeat(stage), micro_batches, strict=False))
+    columns = itertools.repeat(direction), itertools.repeat(stage), micro_batches, itertools.repeat(False)
+    return map(_action_of, zip(*columns, strict=False))
 
 
 class Neighbours(NamedTuple):
@@ -83,7 +90,7 @@ class Schedule:
         source: where it is from.
         drops_messages: whether torch lets go of a message once the next one in its direction is there; else it holds
             all of them to the end of the iteration.
-        splits_backward: whether backward is two actions.
+        splits_backward: whether backward is two actions, always or at times.
     """
 
     name: str

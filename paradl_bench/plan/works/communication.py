@@ -121,9 +121,9 @@ class Transfer(Communication, frozen=True, kw_only=True, tag="transfer"):
     message_bytes: tuple[int, ...]
     to: int = -1
 
-    def on_other_stage(self, layers: Mapping[str, str], stages: int) -> Transfer:
+    def on_other_stage(self, layers: Mapping[str, str], cuts: Mapping[int, int]) -> Transfer:
         """Across the cut there."""
-        return msgspec.structs.replace(self, cut=self.cut + stages)
+        return msgspec.structs.replace(self, cut=cuts[self.cut])
 
     @property
     def label(self) -> str:

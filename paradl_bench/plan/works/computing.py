@@ -33,7 +33,7 @@ class Compute(Work, frozen=True, kw_only=True, tag="compute"):
     phase: ComputePhase
     shard: str = ""
 
-    def on_other_stage(self, layers: Mapping[str, str], stages: int) -> Compute:
+    def on_other_stage(self, layers: Mapping[str, str], cuts: Mapping[int, int]) -> Compute:
         """Of the layer there."""
         return msgspec.structs.replace(self, layer=layers[self.layer])
 

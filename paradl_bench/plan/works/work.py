@@ -68,8 +68,8 @@ class Work(msgspec.Struct, frozen=True, kw_only=True):
         """``FW``, ``BW`` or ``WU``: to which part of computing it belongs; empty for what does not compute."""
         return ""
 
-    def on_other_stage(self, layers: Mapping[str, str], stages: int) -> Work:
-        """The same of a stage that is so many further on; ``layers`` has names there by those here."""
+    def on_other_stage(self, layers: Mapping[str, str], cuts: Mapping[int, int]) -> Work:
+        """The same of another rank's stages; ``layers`` has names there by those here, ``cuts`` numbers of cuts."""
         return self
 
     @property

@@ -39,7 +39,7 @@ class PipelineOptions(AxisOptions, frozen=True, kw_only=True):
             name="schedule",
             default="gpipe",
             searched="tries all there are",
-            help="Schedule of a pipeline: gpipe, 1f1b, interleaved, zb or zbv, or torch's name of it.",
+            help="Schedule of a pipeline: gpipe, 1f1b, interleaved, zb, zbv or dualpipev, or torch's name of it.",
             read=lambda name: {"schedule": schedule_name(name)},
         ),
         Shown(

@@ -5,8 +5,9 @@ its gradient comes back likewise. A send occupies the communication stream; a re
 waits for it, and takes no time of its own.
 
 A schedule may run backward in two parts (:func:`~paradl_bench.plan.compute.parts_of_backward`); the first stage,
-whose input needs no gradient, then runs all of it where the weights' turn comes, as torch does. Gradients of every
-micro-batch after the first are added to those before, where a layer's weights have theirs.
+whose input needs no gradient, then runs all of it where the weights' turn comes, as torch does. Forward and backward
+of two micro-batches may be one step, which sends what both have made when both are done. Gradients of every micro-batch
+after the first are added to those before, where a layer's weights have theirs.
 
 Ranks that hold the same parameters of a stage (replicas; blocks of positions) exchange its gradients during its last
 backward, as torch's DistributedDataParallel does under ``no_sync`` until then. What fewer ranks hold alike has an
@@ -40,10 +41,10 @@ from paradl_bench.plan.axis_planner import (
     samples_at_once,
     sharded_layers,
 )
-from paradl_bench.plan.compute import BackwardPart, NetworkCompute
+from paradl_bench.plan.compute import NetworkCompute
 from paradl_bench.plan.mesh import degree_of, group_axes, positions, zero_stage
 from paradl_bench.plan.schedules.catalog import schedule_of
-from paradl_bench.plan.schedules.ordered import Order, OrderedActions, ordered
+from paradl_bench.plan.schedules.ordered import Occurrence, Order, OrderedActions, ordered
 from paradl_bench.plan.schedules.schedule import Action, Extent, Schedule
 from paradl_bench.plan.settings import Limit, PlanSettings
 from paradl_bench.plan.strategy import Strategy
@@ -170,19 +171,16 @@ class PipelinePlanner:
 PLANNER = PipelinePlanner()
 
 
-def _part_of_backward(compute: NetworkCompute, action: Action) -> BackwardPart:
-    if action.direction == "BW":
-        return compute.whole_backward
-    of_input, of_weight = compute.backward_parts
-    return of_input if action.direction == "BW_input" else of_weight
-
-
 class _Forward(NamedTuple):
-    """Forward of a micro-batch through a stage, in a builder of its own, and the last task there that computes."""
+    """Forward of a micro-batch through a stage, in a builder of its own.
+
+    Attributes:
+        made: what a message of its outputs waits for.
+    """
 
     builder: RoleBuilder
     compute: NetworkCompute
-    computed: int
+    made: tuple[int, ...]
 
 
 class _RankPlan:
@@ -221,7 +219,7 @@ class _RankPlan:
         self._operations: dict[int, str] = {}
         self._computes: dict[int, NetworkCompute] = {}
         self._forwards: dict[tuple[int, bool], _Forward] = {}
-        self._known: dict[tuple[str, int, bool, bool, bool], ActionTasks] = {}
+        self._known: dict[tuple[object, ...], ActionTasks] = {}
         decisive = tuple(self._decisive(index, shard) for index, shard in self.own.items())
         self._model = self if self._parts else models.setdefault(decisive, self)
 
@@ -235,14 +233,7 @@ class _RankPlan:
         actions = self._ordered(Extent(self._rank, self._ranks, self._count))
         # Works are numbered in the order in which a rank comes to them.
         first = actions.first_of_kinds
-        distinct = [
-            self._tasks(
-                actions.actions[number],
-                exchanging=bool(actions.exchanging[number]),
-                first=bool(actions.opening[number]),
-            )
-            for number in first
-        ]
+        distinct = [self._tasks(actions.at(number)) for number in first]
         kinds = actions.kinds[first].tolist()
         order = actions.order(kinds)
         assert order is not None
@@ -286,28 +277,35 @@ class _RankPlan:
         before = add_update(builder, held, strategy, settings, after, self._sharded.apart)
         return before + sums_before(self._network, strategy, settings)
 
-    def _tasks(self, action: Action, *, exchanging: bool, first: bool) -> ActionTasks:
+    def _tasks(self, asked: Occurrence) -> ActionTasks:
         """Those of an action, or of any other that differs in its micro-batch alone."""
-        kind = action.direction, action.stage, action.micro_batch > 0, exchanging, first
+        action, exchanging, opening, other = asked
+        step = None if other is None else other.stage
+        kind = action.direction, action.stage, action.micro_batch > 0, exchanging, opening, step
         if kind not in self._known:
             build = self._build_tasks if self._model is self else self._tasks_of_model
-            self._known[kind] = build(action, exchanging=exchanging, first=first)
+            self._known[kind] = build(asked)
         return self._known[kind]
 
-    def _tasks_of_model(self, action: Action, *, exchanging: bool, first: bool) -> ActionTasks:
+    def _tasks_of_model(self, asked: Occurrence) -> ActionTasks:
         """Those of a rank that does the same for other layers and cuts."""
-        number = list(self._model.own)[list(self.own).index(action.stage)]
-        tasks = self._model._tasks(action._replace(stage=number), exchanging=exchanging, first=first)
-        own, other = self.own[action.stage], self._model.own[number]
-        return moved(tasks, self._works, layers_by_name(other, own), action.stage - number)
+        stages = dict(zip(self.own, self._model.own, strict=True))
+        action, other = asked.action, asked.other and asked.other._replace(stage=stages[asked.other.stage])
+        there = action._replace(stage=stages[action.stage])
+        tasks = self._model._tasks(asked._replace(action=there, other=other))
+        names = layers_by_name(self._model.own[there.stage], self.own[action.stage])
+        cuts = {like - back: stage - back for stage, like in stages.items() for back in (0, 1)}
+        return moved(tasks, self._works, names, cuts)
 
-    def _build_tasks(self, action: Action, *, exchanging: bool, first: bool) -> ActionTasks:
-        forward = self._forward_of(action, first=first)
-        if action.direction == "FW":
-            return ActionTasks.of_builder(forward.builder, 0, forward.computed)
+    def _build_tasks(self, asked: Occurrence) -> ActionTasks:
+        action, forward = asked.action, self._forward_of(asked.action, first=asked.opening)
         builder = forward.builder.copy()
+        if action.direction == "FW":
+            # Of a step of two actions, the second one sends what both have made.
+            self._send_all(builder, () if asked.other else (action,), forward.made)
+            return ActionTasks.of_builder(builder, 0, forward.builder.tasks - 1)
         start = builder.tasks
-        computed, done = self._add_backward(builder, forward.compute.onto(builder), action, exchanging=exchanging)
+        computed, done = self._add_backward(builder, forward.compute.onto(builder), asked)
         return ActionTasks.of_builder(builder, start, computed, done)
 
     def _forward_of(self, action: Action, *, first: bool) -> _Forward:
@@ -319,8 +317,8 @@ class _RankPlan:
                 add_zeros(builder, [shard.network for shard in self.own.values()], self._settings)
             compute = self._compute_of(action.stage).onto(builder)
             forward = action._replace(direction="FW")
-            computed = self._add_forward(builder, compute, forward, () if first else (BEFORE,))
-            self._forwards[key] = _Forward(builder, compute, computed)
+            made = self._add_forward(builder, compute, forward, () if first else (BEFORE,))
+            self._forwards[key] = _Forward(builder, compute, made)
         return self._forwards[key]
 
     def _compute_of(self, stage: int) -> NetworkCompute:
@@ -339,8 +337,8 @@ class _RankPlan:
 
     def _add_forward(
         self, builder: RoleBuilder, compute: NetworkCompute, action: Action, before: tuple[int, ...]
-    ) -> int:
-        """Returns the last task that computes."""
+    ) -> tuple[int, ...]:
+        """Returns what a message of the stage's outputs waits for."""
         stage, near = self.own[action.stage].stage, self._schedule.neighbours(action, self._ranks)
         received = self._receive(builder, action, near.source)
         # What a stage communicates for its first layers, it calls when it comes to them.
@@ -348,23 +346,21 @@ class _RankPlan:
         compute.add_forward(received or before, gathering.before_forward if gathering else None)
         if gathering is not None:
             gathering.gather_rest()
-        computed = builder.tasks - 1
-        if near.target is not None:
-            made = tuple(compute.forward_tasks[i] for i in stage.outputs if i < len(stage.layers))
-            self._send(builder, action, (*received, *made))
-        return computed
+        return *received, *(compute.forward_tasks[i] for i in stage.outputs if i < len(stage.layers))
 
     def _add_backward(
-        self, builder: RoleBuilder, compute: NetworkCompute, action: Action, *, exchanging: bool
+        self, builder: RoleBuilder, compute: NetworkCompute, asked: Occurrence
     ) -> tuple[int, tuple[int, ...]]:
         """Returns the last task that computes, and those that the weight update waits for."""
+        action, exchanging = asked.action, asked.exchanging
         shard, near = self.own[action.stage], self._schedule.neighbours(action, self._ranks)
         received = self._receive(builder, action, near.source)
         # What the weights' part waits for, the input's part has waited for: it comes later on the same stream.
         last = received[-1] if received else builder.tasks - 1
-        part = _part_of_backward(compute, action)
+        part = compute.part_of_backward(action.direction)
         adds = action.completes and (action.micro_batch or adds_first(self._settings))
         added = added_with(shard.network, part.layers, self._settings) if adds else {}
+        sending = tuple(of_step for of_step in (asked.other, action) if of_step)
         first = exchanging and near.target is not None and self._exchanges.behind_sends
         exchanges = self._exchanges.begin(builder, action.stage, part.layers, behind=first) if exchanging else []
         for layer, computed in compute.add_backward(received, part=part):
@@ -376,11 +372,11 @@ class _RankPlan:
             # The input's gradient is there when the last layer has communicated for it.
             last = compute.backward_task
         if first:
-            self._send(builder, action, (last,))
+            self._send_all(builder, sending, (last,))
         done = tuple(task for exchange in exchanges for task in exchange.add_finish(last)) or (last,)
         computed = builder.tasks - 1
-        if near.target is not None and not first:
-            self._send(builder, action, (last,))
+        if not first:
+            self._send_all(builder, sending, (last,))
         return computed, done if action.completes else ()
 
     def _receive(self, builder: RoleBuilder, action: Action, source: int | None) -> tuple[int, ...]:
@@ -389,9 +385,14 @@ class _RankPlan:
         cut = min(source, action.stage)
         return (builder.add(self._transfer("receive", action, cut), Phase[action.way], Stream.COMPUTE),)
 
-    def _send(self, builder: RoleBuilder, action: Action, after: tuple[int, ...]) -> None:
-        cut = action.stage if action.direction == "FW" else action.stage - 1
-        builder.add(self._transfer("send", action, cut), Phase[action.way], Stream.COMMUNICATION, tuple(sorted(after)))
+    def _send_all(self, builder: RoleBuilder, actions: Sequence[Action], after: tuple[int, ...]) -> None:
+        """What actions have made for stages of other ranks, a message each."""
+        waits = tuple(sorted(after))
+        for action in actions:
+            if self._schedule.neighbours(action, self._ranks).target is not None:
+                cut = action.stage if action.direction == "FW" else action.stage - 1
+                work = self._transfer("send", action, cut)
+                builder.add(work, Phase[action.way], Stream.COMMUNICATION, waits)
 
     def _transfer(self, direction: Literal["send", "receive"], action: Action, cut: int) -> Transfer:
         stage_shard = self.own[action.stage]

@@ -151,16 +151,18 @@ def repeat(distinct: Sequence[ActionTasks], order: Order, end: TaskArrays) -> Ta
     )
 
 
-def moved(tasks: ActionTasks, works: dict[Work, int], layers: Mapping[str, str], stages: int) -> ActionTasks:
+def moved(
+    tasks: ActionTasks, works: dict[Work, int], layers: Mapping[str, str], cuts: Mapping[int, int]
+) -> ActionTasks:
     """The same tasks on another stage, whose works are added where they are new, in the order in which they come.
 
     Args:
-        works: by number; a plan's. layers: names there, by those here. stages: how many stages further on it is.
+        works: by number; a plan's. layers: names there, by those here. cuts: likewise, of the rank's stages.
     """
     numbers, first = np.unique(tasks.work, return_index=True)
     known, number_there = list(works), np.zeros(len(works), np.int32)
     for number in numbers[np.argsort(first)].tolist():
-        number_there[number] = works.setdefault(known[number].on_other_stage(layers, stages), len(works))
+        number_there[number] = works.setdefault(known[number].on_other_stage(layers, cuts), len(works))
     return replace(tasks, work=number_there[tasks.work])
 
 

@@ -146,7 +146,7 @@ class Finder:
                 possible.append(which)
         if mesh.stages > 1 and any(self._parts_backward) and any(chosen["recompute"] for chosen in self._held):
             names = [schedule.name for schedule in self._schedules if schedule.splits_backward]
-            text = f"--schedule {' and '.join(names)} with --recompute, which runs under other schedules"
+            text = f"--schedule {', '.join(names)} with --recompute, which runs under other schedules"
             self._impossible.add_settings(text, mesh, mesh.order_count)
         return tuple(possible)
 

@@ -32,7 +32,9 @@ CASES = {
         for schedule in ("gpipe", "1f1b", "interleaved", "zb", "zbv")
         for count in (2, 4)
     ]
+    + [f"{name}:p2:dualpipev:{count}" for name in NETWORKS for count in (4, 7)]
     + [f"transformer_networks.Tied:p2:{schedule}:2" for schedule in ("1f1b", "interleaved", "zb", "zbv")]
+    + ["transformer_networks.Tied:p2:dualpipev:4"]
     + [f"transformer_networks.llama_tokens:p2:{schedule}" for schedule in ("1f1b:4:again=all", "interleaved:4")]
     + ["Chain:p2:gpipe:1", "Chain:p2:1f1b:3:features.3", "Residual:p2:gpipe:2:convs.3", "Residual:p2:zbv:6"],
     4: [
@@ -45,6 +47,8 @@ CASES = {
         *("transformer_networks.gpt2_tokens:d2p2:interleaved:2", "transformer_networks.llama_tokens:p4:1f1b:4"),
         "Residual:p4:zb:6",
         *("Residual:p4:zbv:8", "Chain:d2p2:zbv:3", "Normed:p2d2:zbv:4", "Normed:p4:zbv:5"),
+        *("Residual:p4:dualpipev:8", "Chain:d2p2:dualpipev:5", "Normed:p2d2:dualpipev:4", "Normed:p4:dualpipev:11"),
+        "transformer_networks.Tied:d2p2:dualpipev:4",
         "Chain:d2p2:zb:3",
         "Normed:p2d2:zb:4",
         "Branching:d2p2:zb:2",
@@ -69,6 +73,7 @@ NESTED = {
         *("pipeline_idioms.Attending:d2p2:zb:2", "pipeline_idioms.ChangedChannels:p2s2:1f1b:2"),
         *("transformer_networks.Tied:d2p2:1f1b:2", "transformer_networks.Tied:p2t2:zb:2"),
         *("Residual:p2f2:zbv:4", "transformer_networks.gpt2:p2t2:zbv:2", "Normed:p2s2:zbv:4"),
+        *("Residual:p2f2:dualpipev:4", "transformer_networks.gpt2:p2t2:dualpipev:4", "Normed:s2p2:dualpipev:5"),
         *("pipeline_idioms.ViewedChannels:p2s2:zb:2", "pipeline_idioms.AuxiliaryImages:p2s2:gpipe:2"),
     ],
 }
@@ -145,6 +150,7 @@ ZERO = {
     4: [
         *("Chain:p2z1d2:interleaved:2", "transformer_networks.Tied:z1d2p2:zb:2:clip", "Normed:z1d2p2:1f1b:4"),
         *("Chain:z3d2p2:1f1b:4", "Normed:p2z2d2:interleaved:4", "Residual:z3d2p2:zb:4", "Residual:z3d2p2:zbv:4"),
+        *("Chain:p2z1d2:dualpipev:4", "Residual:z3d2p2:dualpipev:4", "Normed:z2d2p2:dualpipev:5"),
         *("pipeline_idioms.Attending:z2d2p2:gpipe:2", "transformer_networks.gpt2:z3d2p2:gpipe:2:clip"),
         "transformer_networks.Split:z3d2p2:1f1b:2:bf16",
     ],
@@ -174,7 +180,10 @@ AGAIN = {
 
 # Gradients whose squares are summed over stages, tied and sharded parameters among them.
 CLIPPED = {
-    2: ["Chain:p2:gpipe:2", "transformer_networks.Tied:p2:interleaved:2", "Normed:p2:zb:2", "Normed:p2:zbv:2"],
+    2: [
+        *("Chain:p2:gpipe:2", "transformer_networks.Tied:p2:interleaved:2", "Chain:p2:dualpipev:4"),
+        *("Normed:p2:zb:2", "Normed:p2:zbv:2"),
+    ],
     4: [
         *("transformer_networks.Tied:p2t2:1f1b:2", "transformer_networks.Tied:d2p2:1f1b:2", "Chain:p2f2:gpipe:2"),
         *("Rereading:s2p2:zb:2", "Branching:c2p2:interleaved:2"),
@@ -203,6 +212,7 @@ HELD_LOW[2] += (
     "llama_tokens:p2:1f1b:2:model.layers.1.input_layernorm#3",
     "llama_tokens:p2:interleaved:2",
     "Tied:p2:zbv:2",
+    "Tied:p2:dualpipev:4",
 )
 # It converts to its weights' dtype, of what another stage has too.
 HELD_LOW[2] += tuple(f"t5:p2:{schedule}:2" for schedule in ("gpipe", "1f1b"))
@@ -214,7 +224,7 @@ IDIOMATIC = {
 }
 MORE_IDIOMATIC = {
     2: [f"pipeline_idioms.{name}:p2:1f1b:3" for name in IDIOMS]
-    + [f"pipeline_idioms.{name}:p2:zbv:2" for name in WHOLE]
+    + [f"pipeline_idioms.{name}:p2:{schedule}" for name in WHOLE for schedule in ("zbv:2", "dualpipev:4")]
     + [f"pipeline_idioms.Discarded:p2:zb:2:{cut}" for cut in ("b", "tanh", "d", "f")]
     + [f"pipeline_idioms.Views:p2:zb:2:{cut}" for cut in ("c", "view", "getitem#4", "pad")]
     + [f"pipeline_idioms.Attending:p2:zb:2:{cut}" for cut in ("gru", "gru#2", "lstm", "lstm#3", "matmul", "getitem")]

@@ -10,7 +10,13 @@ from paradl_bench.core.errors import UserError
 from paradl_bench.plan.schedules.catalog import schedule_name, schedule_of, schedules
 from paradl_bench.plan.schedules.schedule import Action, Schedule
 
-SHAPES = [(1, 1), (1, 4), (2, 2), (2, 3), (2, 8), (3, 3), (3, 7), (4, 4), (4, 8), (4, 10), (4, 3)]
+SHAPES = [(1, 1), (1, 4), (2, 2), (2, 3), (2, 4), (2, 8), (3, 3), (3, 7), (4, 4), (4, 8), (4, 10), (4, 3), (5, 11)]
+
+PASSES = {False: {("FW", "BW")}, True: {("FW", "BW_input", "BW_weight"), ("FW", "BW")}}
+"""What a stage does of a micro-batch, by whether the schedule parts backward."""
+
+Done = tuple[str, int, int]
+"""What was done on which stage of which micro-batch."""
 
 every_schedule = pytest.mark.parametrize("schedule", schedules().values(), ids=lambda schedule: schedule.name)
 
@@ -24,11 +30,13 @@ def test_every_micro_batch_passes_every_stage_of_the_rank_once(schedule: Schedul
     for ranks, count in possible(schedule):
         for rank in range(ranks):
             stages = schedule.placement.stages_of(rank, ranks)
-            directions = ("FW", "BW_input", "BW_weight") if schedule.splits_backward else ("FW", "BW")
-            wanted = {Action(d, s, m) for d in directions for s in stages for m in range(count)}
-            actions = schedule.order(rank, ranks, count)
-            assert set(actions) == wanted
-            assert len(actions) == len(wanted)
+            wanted = {(stage, index): PASSES[schedule.splits_backward] for stage in stages for index in range(count)}
+            passed: dict[tuple[int, int], tuple[str, ...]] = {}
+            for action in schedule.order(rank, ranks, count):
+                key = action.stage, action.micro_batch
+                passed[key] = (*passed.get(key, ()), action.direction)
+            assert passed.keys() == wanted.keys()
+            assert all(passed[key] in wanted[key] for key in wanted)
 
 
 @every_schedule
@@ -36,23 +44,32 @@ def test_ranks_that_wait_for_each_other_come_to_an_end(schedule: Schedule) -> No
     """Every action finds what it waits for done, once ranks have run as far as they can."""
     for ranks, count in possible(schedule):
         queues = [list(schedule.order(rank, ranks, count)) for rank in range(ranks)]
-        done: set[Action] = set()
+        step: list[list[Done]] = [[] for _ in range(ranks)]
+        done: set[Done] = set()
         moved = True
         while moved:
             moved = False
-            for queue in queues:
+            for queue, made in zip(queues, step, strict=True):
                 while queue and needed(queue[0], schedule.placement.stages(ranks)) <= done:
-                    done.add(queue.pop(0))
+                    made.append(done_by(queue.pop(0)))
                     moved = True
+                    if not (queue and queue[0].joins):
+                        done.update(made)
+                        made.clear()
         assert not any(queues)
 
 
-def needed(action: Action, stages: int) -> set[Action]:
+def done_by(action: Action) -> Done:
+    return "weights" if action.direction == "BW_weight" else action.way, action.stage, action.micro_batch
+
+
+def needed(action: Action, stages: int) -> set[Done]:
+    _, stage, micro_batch = found = done_by(action)
     if action.direction == "BW_weight":
-        return {action._replace(direction="BW_input")}
-    before = action.stage + (-1 if action.direction == "FW" else 1)
-    waits = {action._replace(stage=before)} if 0 <= before < stages else set()
-    return waits | ({action._replace(direction="FW")} if action.direction != "FW" else set())
+        return {("BW", stage, micro_batch)}
+    before = stage + (-1 if action.direction == "FW" else 1)
+    waits = {(found[0], before, micro_batch)} if 0 <= before < stages else set()
+    return waits | ({("FW", stage, micro_batch)} if action.direction != "FW" else set())
 
 
 @every_schedule
@@ -60,8 +77,8 @@ def test_what_one_stage_sends_another_receives(schedule: Schedule) -> None:
     for ranks, count in possible(schedule):
         actions = [action for rank in range(ranks) for action in schedule.order(rank, ranks, count)]
         of = {action: schedule.neighbours(action, ranks) for action in actions}
-        sent = {(a.direction, a.stage, n.target, a.micro_batch) for a, n in of.items() if n.target is not None}
-        received = {(a.direction, n.source, a.stage, a.micro_batch) for a, n in of.items() if n.source is not None}
+        sent = {(a.way, a.stage, n.target, a.micro_batch) for a, n in of.items() if n.target is not None}
+        received = {(a.way, n.source, a.stage, a.micro_batch) for a, n in of.items() if n.source is not None}
         assert sent == received
         places = schedule.placement.ranks_of_stages(ranks)
         assert len(sent) == 2 * count * sum(one != other for one, other in itertools.pairwise(places))
@@ -86,17 +103,22 @@ def test_zero_bubble_keeps_as_many_micro_batches_as_1f1b(count: int) -> None:
         assert most == 4
 
 
-@pytest.mark.parametrize("count", [7, 8, 16])
-def test_zero_bubble_v_keeps_2p_micro_batches(count: int) -> None:
+@pytest.mark.parametrize(
+    ("name", "count", "wanted"), [("zbv", 7, 8), ("zbv", 16, 8), ("dualpipev", 8, 9), ("dualpipev", 16, 9)]
+)
+def test_pipelines_in_a_v_keep_as_much_on_every_rank(name: str, count: int, wanted: int) -> None:
+    """2p micro-batches of a stage, and one more where a step begins with forward."""
     for rank in range(4):
         kept = most = 0
-        for action in schedule_of("zbv").order(rank, 4, count):
-            kept += {"FW": 1, "BW_input": 0, "BW_weight": -1}[action.direction]
+        for action in schedule_of(name).order(rank, 4, count):
+            kept += {"FW": 1, "BW_input": 0}.get(action.direction, -1)
             most = max(most, kept)
-        assert most == 8
+        assert most == wanted
 
 
-@pytest.mark.parametrize(("name", "ranks", "count"), [("1f1b", 4, 3), ("interleaved", 4, 9), ("zb", 4, 9)])
+@pytest.mark.parametrize(
+    ("name", "ranks", "count"), [("1f1b", 4, 3), ("interleaved", 4, 9), ("zb", 4, 9), ("dualpipev", 4, 7)]
+)
 def test_numbers_that_do_not_go_are_refused(name: str, ranks: int, count: int) -> None:
     with pytest.raises(UserError, match=f"--micro-batches {count} with --schedule {name}"):
         schedule_of(name).check(ranks, count)
@@ -155,7 +177,7 @@ def test_one_stage_a_rank_runs_as_torch_runs_it(name: str) -> None:
             assert tuple(stage.actions) == schedule.order(rank, ranks, count), (ranks, count, rank)
 
 
-@pytest.mark.parametrize("name", ["interleaved", "zb", "zbv"])
+@pytest.mark.parametrize("name", ["interleaved", "zb", "zbv", "dualpipev"])
 def test_schedules_of_actions_are_torchs_own(name: str) -> None:
     pytest.importorskip("torch", reason="torch is not installed")
     from torch.distributed.pipelining.schedules import get_schedule_class
@@ -168,9 +190,10 @@ def test_schedules_of_actions_are_torchs_own(name: str) -> None:
             stages = [Recording(stage, schedule.placement.ranks_of_stages(ranks), ranks) for stage in own]
             running = get_schedule_class(schedule.torch_name)(stages, count)
             found = tuple(
-                Action(names[action.computation_type.name], action.stage_index, action.microbatch_index)
+                Action(names[part.computation_type.name], part.stage_index, part.microbatch_index, number > 0)
                 for action in running.pipeline_order[rank]
                 if action is not None
+                for number, part in enumerate(action.sub_actions or (action,))
             )
             assert found == schedule.order(rank, ranks, count), (ranks, count, rank)
             assert all(stage.stage_index_to_group_rank[place] == rank for stage in stages for place in own)

@@ -14,7 +14,7 @@ from paradl_bench.plan.schedules.surroundings import representatives
 def order_of(schedule: str, extent: Extent, *, is_first: bool) -> Order:
     actions = schedules()[schedule].order(*extent)
     found = ordered(actions, extent, is_first=is_first, exchanges=True, adds_first=False, opens=False)
-    order = found.order([*range(16 * 2)])
+    order = found.order([*range(256)])
     assert order is not None
     return order
 

@@ -172,8 +172,9 @@ def listed(schedule: str, ranks: int, count: int, costs: dict[str, float], trans
     queues = [list(schedule_of(schedule).order(rank, ranks, count)) for rank in range(ranks)]
     free = [0.0] * ranks
     sent: dict[tuple[str, int, int], float] = {}
+    of_step: list[list[tuple[str, int, int]]] = [[] for _ in range(ranks)]
     while any(queues):
-        for rank, queue in enumerate(queues):
+        for rank, (queue, messages) in enumerate(zip(queues, of_step, strict=True)):
             while queue:
                 action = queue[0]
                 near = schedule_of(schedule).neighbours(action, ranks)
@@ -186,8 +187,13 @@ def listed(schedule: str, ranks: int, count: int, costs: dict[str, float], trans
                     seconds = 0.0 if action.direction == "BW_input" else costs["BW_input"] + costs["BW_weight"]
                 free[rank] = max(free[rank], sent.get(message, 0.0)) + seconds
                 if near.target is not None:
-                    sent[action.way, action.stage, action.micro_batch] = free[rank] + transfer_s
+                    messages.append((action.way, action.stage, action.micro_batch))
                 queue.pop(0)
+                if not (queue and queue[0].joins):
+                    # One behind the other.
+                    arrive = (free[rank] + place * transfer_s for place in itertools.count(1))
+                    sent |= dict(zip(messages, arrive, strict=False))
+                    messages.clear()
     return max(free)
 
 
@@ -201,7 +207,7 @@ def seconds_of_parts(plan: Plan, costs: dict[str, float], transfer_s: float) -> 
 
 
 @given(
-    schedule=st.sampled_from(("zb", "zbv")),
+    schedule=st.sampled_from(("zb", "zbv", "dualpipev")),
     p=st.integers(2, 6),
     rounds=st.integers(1, 4),
     forward_s=st.floats(0.1, 3),
@@ -214,9 +220,10 @@ def test_zero_bubble_equals_its_actions_placed_one_by_one(
 ) -> None:
     """Messages are shorter than any action, so that none waits for the one before it."""
     costs = {"FW": forward_s, "BW_input": input_s, "BW_weight": weight_s, "BW": input_s + weight_s}
-    plan = plan_of(f"p{p}", p * rounds, schedule)
+    count = p * (rounds + 1)
+    plan = plan_of(f"p{p}", count, schedule)
     found = simulated(plan, seconds_of_parts(plan, costs, transfer_s))
-    assert found == pytest.approx(listed(schedule, p, p * rounds, costs, transfer_s))
+    assert found == pytest.approx(listed(schedule, p, count, costs, transfer_s))
 
 
 @pytest.mark.parametrize("p", [2, 3, 4, 8])

@@ -35,6 +35,7 @@ CASES: list[tuple[str, dict[str, object]]] = [
     ("p4", {"schedule": "interleaved"}),
     ("p4", {"schedule": "zb"}),
     ("p4", {"schedule": "zbv"}),
+    ("p4", {"schedule": "dualpipev"}),
     ("d2p4", {"schedule": "1f1b"}),
     ("d2p4", {"schedule": "interleaved"}),
     ("z1d2p4", {"schedule": "zbv", "dtype": "bf16"}),

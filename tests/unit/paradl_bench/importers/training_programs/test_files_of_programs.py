@@ -44,7 +44,10 @@ def drawn(draw: random.Random) -> Launch:
     degrees = dict(axes)
     options = {"recompute": draw.choice(("none", "all"))}
     if "p" in degrees:
-        options |= {"schedule": draw.choice(("gpipe", "1f1b", "interleaved", "zb", "zbv")), "micro_batches": "4"}
+        options |= {
+            "schedule": draw.choice(("gpipe", "1f1b", "interleaved", "zb", "zbv", "dualpipev")),
+            "micro_batches": "8",
+        }
     else:
         options["accumulate"] = draw.choice(("1", "2", "3"))
     if "t" in degrees and "e" not in degrees:

@@ -61,7 +61,7 @@ def test_every_axis_and_setting_is_drawn() -> None:
     options = {
         *(("optimizer", name) for name in ("adam", "adamw", "adamw-fused")),
         *(("sequence_parallel", "on"), ("expert_imbalance", "1.5"), ("recompute", "('all',)")),
-        *(("schedule", name) for name in ("gpipe", "1f1b", "interleaved", "zb", "zbv")),
+        *(("schedule", name) for name in ("gpipe", "1f1b", "interleaved", "zb", "zbv", "dualpipev")),
     }
 
     def of_number(number: int) -> Iterator[object]:

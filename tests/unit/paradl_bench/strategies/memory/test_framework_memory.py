@@ -201,7 +201,7 @@ def test_an_optimizers_own_tensors_are_of_the_part_it_updates() -> None:
     assert plain - fused == pytest.approx(network.parameter_bytes / 4, rel=0.05)
 
 
-@pytest.mark.parametrize("schedule", ["gpipe", "1f1b", "interleaved", "zb", "zbv"])
+@pytest.mark.parametrize("schedule", ["gpipe", "1f1b", "interleaved", "zb", "zbv", "dualpipev"])
 def test_messages_take_no_buffer_for_every_micro_batch(schedule: str) -> None:
     network = make_network((WIDTH,) * 9)
 

@@ -19,7 +19,7 @@ from predict.search.candidates.space import find_space
 E = 4
 # Layers of 8x9, 9x10, 10x11 and 11x12 weights and as many biases as rows; relu behind each.
 NETWORK = make_network((8, 9, 10, 11, 12))
-SCHEDULES = ("gpipe", "1f1b", "interleaved", "zb", "zbv")
+SCHEDULES = ("gpipe", "1f1b", "interleaved", "zb", "zbv", "dualpipev")
 
 
 def settings(schedule: str = "gpipe", **options: object) -> PlanSettings:
