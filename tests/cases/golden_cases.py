@@ -99,7 +99,8 @@ def _nested(profile: tuple[str, ...]) -> Iterator[Case]:
     for strategy in ("serial", "d8", "t4", "d2t4", "p4", "z1d8", "z3d8", "d2p2t2", "p2t4"):
         words = ("--model", TOKENS, "--batch", "16", "--strategy", strategy)
         yield _predict(f"Own {strategy}", *profile, *words)
-    for schedule, count in itertools.product(("gpipe", "1f1b", "interleaved", "zb", "zbv"), ("4", "8")):
+    under = itertools.product(("gpipe", "1f1b", "interleaved", "zb", "zbv"), ("4", "8"))
+    for schedule, count in (*under, ("dualpipev", "8")):
         words = ("--model", IMAGES, "--batch", "16", "--schedule", schedule, "--micro-batches", count)
         for strategy in ("p4", "d2p4", "p2s2"):
             yield _predict(f"images {strategy} {schedule} {count}", *profile, *words, "--strategy", strategy)

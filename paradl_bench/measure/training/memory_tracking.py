@@ -303,12 +303,14 @@ def track_memory(
     inputs: Sequence[torch.Tensor],
     *,
     rank: int,
+    handed: Callable[[], Sequence[torch.Tensor]] = tuple,
 ) -> MemoryPeak:
     """Run one iteration and return its peak.
 
     Args:
         iterate: the iteration; ranks that communicate in it all track it.
         inputs: the batch and its targets.
+        handed: makes a list of what is held from before until the iteration makes it anew.
     """
     device = inputs[0].device
     of_device = _device_peak(iterate, device) if device.type == "cuda" else {}
@@ -317,7 +319,7 @@ def track_memory(
     gathering = next((part for part in module.modules() if isinstance(part, FSDPModule)), None)
     if gathering is not None:
         sharded = tracker = _ShardedTracker(device, gathering, optimizer)
-        sharded.track_inputs(tuple(inputs))
+        sharded.track_inputs((*inputs, *handed()))
         with _as_one_group(), sharded:
             iterate()
         sharded.settle()
@@ -325,7 +327,8 @@ def track_memory(
             hide_hooks(part)
     else:
         tracking = tracker = _Tracker(device)
-        tracking.watch(module, own_optimizers(optimizer), inputs)
+        # Whoever kept these any longer would keep them from being let go of.
+        tracking.watch(module, own_optimizers(optimizer), [*inputs, *handed()])
         with tracking:
             iterate()
         tracking.settle()

@@ -185,8 +185,11 @@ class Trainer:
     def track_memory(self) -> MemoryPeak:
         """Peak of one more iteration, on every rank at once, on the samples of the one before."""
         feed, self.feed = self.feed, None
-        batch = self._inputs, self._targets
-        peak = track_memory(self.iterate, self._parallel, self._optimizer, batch, rank=self._context.rank)
+        batch, pipeline = (self._inputs, self._targets), self._pipeline
+        handed = (lambda: pipeline.handed) if pipeline else tuple
+        peak = track_memory(
+            self.iterate, self._parallel, self._optimizer, batch, rank=self._context.rank, handed=handed
+        )
         self.feed = feed
         return peak
 

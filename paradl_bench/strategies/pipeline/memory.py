@@ -5,7 +5,8 @@ receive into: a buffer for every micro-batch and every value that crosses a cut,
 holds the input. What autograd keeps of a micro-batch, and what the stage sends of it, is held from its forward to its
 backward, as many at a time as the schedule has under way (GPipe: all of them; 1F1B: as many as stages follow).
 Gradients of parameters are complete after the first backward; the others make theirs beside them, and add them.
-torch holds what it has sent until it is done with the message (``Schedule.drops_messages``). Where backward runs in two
+torch holds what it has sent until it is done with the message (``Schedule.drops_messages``). What the last stage makes
+is sent to nobody; 1F1B, which has one name for what forward returns, holds it as long. Where backward runs in two
 parts, what autograd keeps is held to the second, and from the first on the gradients that its parameters wait for.
 What a stage hands to another one of its rank is no message: it takes the buffer's place, and so is there throughout.
 Gradients of parameters that other ranks' stages share are received beside the own ones, when all else is done.
@@ -135,7 +136,8 @@ def _parts(
     drops = framework.drops_messages
     actions = schedule.order(rank, ranks, count)
     twice = {} if framework.gradient_dtype else _added_to_others(rank_shards)
-    _run(ledger, passes, actions, twice, drops_messages=schedule.drops_messages or drops, into_buffers=not drops)
+    unsent = () if schedule.drops_messages or drops else (schedule.placement.stages(ranks) - 1,)
+    _run(ledger, passes, actions, twice, unsent, drops_messages=not unsent, into_buffers=not drops)
     if parted:
         parted.reduce(ledger, whole)
     sizes = {parameter.name: parameter.bytes for parameter in held.parameters}
@@ -250,6 +252,7 @@ def _run(
     passes: Mapping[int, RepeatedPasses],
     actions: Sequence[Action],
     twice: Mapping[int, int],
+    unsent: Sequence[int],
     *,
     drops_messages: bool,
     into_buffers: bool,
@@ -258,6 +261,7 @@ def _run(
 
     Args:
         twice: as of :func:`_added_to_others`, where gradients are tensors of their own.
+        unsent: stages whose outputs are let go of when backward is done, since nobody is sent them.
         into_buffers: whether what a stage hands to the next one of its rank, and the gradient that comes back, take the
             place of those of the iteration before, as torch's do: they are counted with what the rank receives.
     """
@@ -268,7 +272,7 @@ def _run(
         key = action.stage, action.micro_batch
         if action.direction == "FW":
             outputs[key] = passes[action.stage].forward()
-            now = [] if action.stage in handing else [hold(storage) for storage in outputs[key]]
+            now = [] if action.stage in (*handing, *unsent) else [hold(storage) for storage in outputs[key]]
             ledger.activations -= _bytes_of(outputs[key]) if action.stage in handing else 0
         else:
             # The gradient of what was sent is received into a buffer that is there already.

@@ -123,6 +123,17 @@ class RankPipeline:
         """How many ranks hold each parameter that several do."""
         return self._shared.holders
 
+    @property
+    def handed(self) -> list[torch.Tensor]:
+        """Activations, and gradients that came back for them."""
+        own = {stage.stage_index: stage for stage in self._running}
+        taken: list[Mapping[int, tuple[Any, ...]]] = []
+        for index, stage in own.items():
+            taken += [stage.args_recv_info] if index - 1 in own else []
+            taken += [stage.grad_recv_info] if index + 1 in own else []
+        buffers = (info.buffer for turns in taken for infos in turns.values() for info in infos)
+        return [buffer for buffer in buffers if buffer is not None]
+
     def _loss_of(self, loss: Loss, last: StageModule, spans: Spans) -> Loss:
         count, whole = self._count, sharded_loss(loss, self.sharding)
 

@@ -49,6 +49,10 @@ class StagedModule(Protocol):
     def holders(self) -> Mapping[str, int]:
         """Per parameter that several ranks hold, how many do."""
 
+    @property
+    def handed(self) -> Sequence[torch.Tensor]:
+        """What stages of the rank handed to each other in the last iteration, each held until the next one hands it."""
+
     def step(self, inputs: torch.Tensor, targets: torch.Tensor) -> torch.Tensor | None:
         """Forward and backward of all micro-batches; the mini-batch's loss where the last stage is, else None."""
 

@@ -305,9 +305,12 @@ def test_the_tracked_peak_of_the_largest_rank_is_predicted(tmp_path: Path, ranks
     )
     cases = [f"{name} {case}" for name, case in of_images]
     cases += [f"Decoder {case}" for case in OF_BLOCKS[ranks]]
-    cases += [f"Tied p2 schedule={schedule} micro_batches=4" for schedule in ("gpipe", "zb", "zbv") if ranks == 2]
+    in_parts = "zb", "zbv", "dualpipev"
+    cases += [f"Tied p2 schedule={schedule} micro_batches=4" for schedule in ("gpipe", *in_parts) if ranks == 2]
     # Of two values of one size that cross a cut, as Residual's stages would hand on, gradients count as one.
-    cases += ["Plain p2 schedule=zbv micro_batches=4"] * (ranks == 2)
+    cases += [f"Plain p2 schedule={schedule}" for schedule in ("zbv micro_batches=4", "dualpipev micro_batches=8")] * (
+        ranks == 2
+    )
     cases += [f"Tied {case}" for case in OF_VOCABULARY[ranks]]
     cases += [f"Tied {case}" for case in ("z2d2", "z3d2", "z3d2 recompute=all", "p2 micro_batches=4 recompute=all")] * (
         ranks == 2

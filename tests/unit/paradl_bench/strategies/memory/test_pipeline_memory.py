@@ -81,8 +81,25 @@ def test_zero_bubble_keeps_micro_batches_until_the_weights_turn(count: int) -> N
     assert under_1f1b < under_zb
 
 
+@pytest.mark.parametrize(("schedule", "count"), [("interleaved", 8), ("zb", 8), ("zbv", 8), ("dualpipev", 8)])
+def test_what_the_last_stage_returns_is_held_to_its_backward(schedule: str, count: int) -> None:
+    factory, classes, sample = NetworkFactory(16), 4096, 16 * 4
+    for number in range(8):
+        factory.linear(f"fc{number}", 16)
+    factory.linear("head", classes)
+    factory.loss()
+    network, strategy = factory.network("wide"), parse_strategy("p2")
+
+    def held(more: int) -> int:
+        settings = plan_settings(batch=more * count, micro_batches=more * count, schedule=schedule)
+        return pipelined_memory(network, strategy, settings).parts_bytes["activations"]
+
+    # As many are under way. What the rank sends stays: its two stages send three tensors of a sample at most.
+    assert held(2) - held(1) <= 3 * count * sample < classes * 4
+
+
 @pytest.mark.parametrize("text", ["p4", "d2p4", "f2p4"])
-@pytest.mark.parametrize("schedule", ["gpipe", "1f1b", "interleaved", "zb", "zbv"])
+@pytest.mark.parametrize("schedule", ["gpipe", "1f1b", "interleaved", "zb", "zbv", "dualpipev"])
 @pytest.mark.parametrize("widths", [(32,) * 9, (32, 64, 32, 64, 32, 64, 32, 64, 16)])
 def test_stages_alike_share_a_walk_to_the_byte(
     monkeypatch: pytest.MonkeyPatch, text: str, schedule: str, widths: tuple[int, ...]
