@@ -108,8 +108,8 @@ class Schedule:
         """
         if recomputes and self.splits_backward:
             raise UserError(
-                f"--recompute with --schedule {self.name}: torch computes a segment again in each part of backward,"
-                " once for every parameter; take another schedule"
+                f"--recompute with --schedule {self.name}: torch computes a segment again in the first part of"
+                " backward, and in the second once for every layer with parameters; take another schedule"
             )
         refused = self.refusal(ranks, micro_batches)
         if refused:
