@@ -181,7 +181,7 @@ BREAKS: dict[str, Callable[[], contextlib.AbstractContextManager[Any]]] = {
     "no-sum-of-rows": lambda: mock.patch.object(
         tensor._Row, "__call__", lambda _, run, args, kwargs: run(*args, **kwargs)
     ),
-    "unordered-rows": lambda: mock.patch.object(experts, "_transposed", _as_they_come),
+    "unordered-rows": lambda: mock.patch.object(experts, "in_columns", _as_they_come),
     "unscaled-rows": lambda: mock.patch.object(experts, "_there", _unscaled_rows),
     "no-shared-input": lambda: mock.patch.object(tensor, "reduce_gradient", lambda whole, _: whole),
     "unreduced-shards": lambda: mock.patch.object(zero._ReduceScatter, "__call__", _unreduced),

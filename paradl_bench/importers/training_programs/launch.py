@@ -265,10 +265,8 @@ class FileSettings:
         return {"clip_norm": str(value)}
 
     def sequence_parallel(self, degrees: Degrees, on: bool) -> dict[str, str]:
-        """The option, where there is tensor parallelism, and a note where predictions have none."""
-        if on and degrees.tensor > 1 and degrees.expert > 1:
-            self.notes.append("predictions have no sequence parallelism beside experts: ranks hold all tokens there")
-        return {"sequence_parallel": "on"} if on and degrees.tensor > 1 and degrees.expert == 1 else {}
+        """The option, where there is tensor parallelism."""
+        return {"sequence_parallel": "on"} if on and degrees.tensor > 1 else {}
 
     def features_of_experts(self, degrees: Degrees, name: str, default: int) -> None:
         """Refuse experts whose features are cut over other ranks than those of tensor parallelism.

@@ -32,6 +32,7 @@ from paradl_bench.strategies.context.heads import attentions, check_heads, check
 from paradl_bench.strategies.context.options import ContextOptions
 from paradl_bench.strategies.context.ring import check_ring, in_rounds, is_mirrored
 from paradl_bench.strategies.splitting.channel_shards import check_extent
+from paradl_bench.strategies.splitting.grouped_products import numbers_among
 from paradl_bench.strategies.tensor.sequence.tokens import TokenLayer, Tokens, find_tokens, part_of_tokens
 
 _LATEST: Latest[Tokens] = Latest()
@@ -179,10 +180,12 @@ def _of_tokens(memory: LayerMemory, ranks: int) -> LayerMemory:
 
 def _of_part(outer: LayerShard, ranks: int) -> LayerShard:
     """What another axis leaves of a layer, where it sends so many ranks' part of the tokens each."""
+    numbers = numbers_among(outer.layer, outer.before_fw)
     before_fw, after_fw, before_bw, after_bw = (
         tuple(_of_one_part(work, ranks) for work in works)
-        for works in (outer.before_fw, outer.after_fw, outer.before_bw, outer.after_bw)
+        for works in (outer.before_fw[numbers:], outer.after_fw, outer.before_bw, outer.after_bw)
     )
+    before_fw = (*outer.before_fw[:numbers], *before_fw)
     return outer._replace(before_fw=before_fw, after_fw=after_fw, before_bw=before_bw, after_bw=after_bw)
 
 

@@ -10,7 +10,6 @@ multiplied again on the way to the tokens.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import torch
@@ -24,10 +23,10 @@ from paradl_bench.strategies.expert.routes import Routes
 from paradl_bench.strategies.running.group_functions import Group, move_rows
 from paradl_bench.strategies.running.parameters import replace_parameter
 from paradl_bench.strategies.running.sharded_module import Call, Rule, Sharding, functions_of
-from paradl_bench.strategies.splitting.grouped_products import Product, rows_given, with_rows
+from paradl_bench.strategies.splitting.blocks_of_rows import in_columns, rows_by_group
+from paradl_bench.strategies.splitting.grouped_products import Product, ends_given, rows_given, with_ends, with_rows
 
 _MARK = "_paradl_rows_of_experts"
-_ENDS = ("offs", "offsets")
 
 
 class ExpertRunner:
@@ -108,7 +107,7 @@ class _Counts:
 
     def exchange(self, ends: torch.Tensor) -> None:
         """Ranks tell each other how many rows come; the host waits for the numbers."""
-        sent = ends.detach().to(torch.int64).diff(prepend=ends.new_zeros(1, dtype=torch.int64)).contiguous()
+        sent = rows_by_group(ends)
         # Over groups that move nothing a rank receives what it sends, and not whatever memory held.
         received = sent.clone()
         self.group.all_to_all(received, sent)
@@ -153,7 +152,7 @@ def _there(rows: torch.Tensor, sizes: _Sizes, group: Group, scale: float = 1.0) 
     received, sent = sizes.by_rank
     arrived = rows.new_empty(sum(received), *rows.shape[1:])
     group.all_to_all(arrived, rows.contiguous(), (received, sent))
-    by_expert = _transposed(arrived, sizes.received)
+    by_expert = in_columns(arrived, sizes.received)
     return by_expert if scale == 1 else by_expert.mul_(scale)
 
 
@@ -161,15 +160,8 @@ def _back(rows: torch.Tensor, sizes: _Sizes, group: Group, scale: float = 1.0) -
     received, sent = sizes.by_rank
     by_expert = [list(numbers) for numbers in zip(*sizes.received, strict=True)]
     arrived = rows.new_empty(sum(sent), *rows.shape[1:])
-    group.all_to_all(arrived, _transposed(rows, by_expert), (sent, received))
+    group.all_to_all(arrived, in_columns(rows, by_expert), (sent, received))
     return arrived if scale == 1 else arrived.mul_(scale)
-
-
-def _transposed(rows: torch.Tensor, sizes: Sequence[Sequence[int]]) -> torch.Tensor:
-    """Blocks of so many rows each, which stand one line after the other, column after column; other memory."""
-    blocks = torch.split(rows, [size for line in sizes for size in line])
-    columns = len(sizes[0])
-    return torch.cat([blocks[line * columns + column] for column in range(columns) for line in range(len(sizes))])
 
 
 class _Takes(NamedTuple):
@@ -189,16 +181,12 @@ class _Takes(NamedTuple):
     def __call__(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[tuple[Any, ...], dict[str, Any]]:
         """Arguments with the rows of this rank's experts, and their ends."""
         rows = rows_given(args, kwargs)
-        ends = args[2] if len(args) > 2 else next(kwargs[name] for name in _ENDS if name in kwargs)
         if self.counts:
-            self.of.exchange(ends)
+            self.of.exchange(ends_given(args, kwargs))
         if self.sends:
             rows = self.of.send(self.product.rows, rows, again=self.again)
         assert self.of.sizes is not None
-        own_ends = self.of.sizes.ends
-        args, kwargs = with_rows(args, kwargs, rows)
-        kwargs = kwargs | {name: own_ends for name in _ENDS if name in kwargs}
-        return (*args[:2], own_ends, *args[3:]) if len(args) > 2 else args, kwargs
+        return with_ends(*with_rows(args, kwargs, rows), self.of.sizes.ends)
 
 
 class _Routed:

@@ -135,7 +135,9 @@ def _shard(sharded: ShardedLayers, network: ModelGraph, place: AxisPlace, settin
         elif index in routes.routed:
             own = LayerShard(_on_own_experts(layer, routes, index, ranks, imbalance), label)
         before, made, behind = messages.of(index)
-        shards[index] = shard_within(left[index], own._replace(before_fw=before, after_fw=made, after_bw=behind))
+        given = made if index in messages.scattered else ()
+        own = own._replace(before_fw=before, after_fw=made, before_bw=given, after_bw=behind)
+        shards[index] = shard_within(left[index], own)
     weights = frozenset(product.weight for product in routes.products.values())
     held = tuple(_part(tensor, ranks) if tensor.name in weights else tensor for tensor in sharded.network.parameters)
     return sharded._replace(
@@ -177,6 +179,8 @@ class _Messages:
     Attributes:
         gradients: a layer behind whose backward gradients of rows that came back go to the experts, and the layers that
             made those rows: the first that reads them and has a gradient, as what takes their dtype has none.
+        scattered: layers whose rows come back to be scattered along another axis: their gradients, which that axis
+            gathers first, go to the experts ahead of their own backward.
     """
 
     def __init__(
@@ -186,13 +190,14 @@ class _Messages:
         self._layers = [shard.layer for shard in left]
         # What ranks along another axis add up goes back first: its rows are known to be all of the rank's tokens then.
         self._summed = {source for back in routes.returned.values() for source in back if left[source].after_fw}
+        self.scattered = {source for source in self._summed if left[source].before_bw}
         self._widths = widths_of(network, settings.dtype, settings.device)
         self._imbalance = settings.of(ExpertOptions).expert_imbalance
         names = (layer.name for layer in network.layers)
         self._differentiated = dict(zip(names, layers_with_gradient(network), strict=True))
         self.gradients: dict[int, list[int]] = {}
         for index, sources in routes.returned.items():
-            for source in sources:
+            for source in (source for source in sources if source not in self.scattered):
                 self.gradients.setdefault(self._reader(source, index), []).append(source)
 
     def _reader(self, source: int, first: int) -> int:

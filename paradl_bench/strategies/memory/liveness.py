@@ -23,7 +23,7 @@ from dataclasses import dataclass, field
 from paradl_bench.network.graph import NEXT_FORWARD, ModelGraph
 from paradl_bench.network.kinds.kind import Saved
 from paradl_bench.strategies.memory.ledger import Gradient, Ledger, Storage, hold
-from paradl_bench.strategies.memory.rank_operations import RECEIVED, RankRun, shares_input
+from paradl_bench.strategies.memory.rank_operations import RECEIVED, RankRun, of_operation, shares_input
 from paradl_bench.strategies.memory.sharded_operations import Readers, ShardedOperations
 
 
@@ -246,7 +246,9 @@ class Liveness(ShardedOperations):
                 upstream = []
             shared = any(gradient.storage.holders > 1 for gradient in upstream)
             inside = self._watched(i, "backward_if_held" if shared else "backward") + self._gathered_again_bytes(i)
+            # Gradients of parameters that ranks along an axis sum, in the buffer of their message.
             inside += self._made_with_it(i)
+            inside += sum(work.message_bytes for work in of_operation(self._shards[i].sums, "all_reduce"))
             ledger.mark(self._inside_norm(i) + self._held_in_rounds_back(i) + inside, made_of_parameters)
             ledger.gradients += kept
         for gradient in upstream:

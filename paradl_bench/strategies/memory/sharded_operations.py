@@ -16,6 +16,7 @@ from paradl_bench.plan.compute import LayerShard, Rounds, held_layer
 from paradl_bench.plan.tasks import Collective, Communication, HaloExchange
 from paradl_bench.strategies.memory.ledger import Gradient, Storage
 from paradl_bench.strategies.memory.rank_operations import RECEIVED, RankOperations, of_operation
+from paradl_bench.strategies.splitting.grouped_products import GROUPED, numbers_among
 
 _SUMS_WIDTH = DTYPE_BYTES["fp32"]
 
@@ -36,6 +37,7 @@ class ShardedOperations(RankOperations):
             self._make_once(i)
             return
         gathers = of_operation(self._shards[i].before_fw, "all_gather")
+        gathers = gathers[numbers_among(self._layers[i], gathers) :]
         sources = [self._index[name] for name in self._layers[i].inputs if name in self._index]
         blocks = [s for s in sources if self._is_cut(s) and s not in wholes and self._reads_whole(i, s)]
         for source, gather in zip(blocks, gathers, strict=False):
@@ -53,14 +55,18 @@ class ShardedOperations(RankOperations):
     def _move_rows(self, i: int, sources: Sequence[int], wholes: dict[int, Storage]) -> None:
         """Rows that an all-to-all brings, beside those that were sent, and for a while in the order of their coming."""
         for move in of_operation(self._shards[i].before_fw, "all_to_all"):
-            moved = (s for s in sources if s >= 0 and s not in wholes and _moves(move, self._brought_bytes(s)))
-            source = next(moved, None)
+            # Rows may have been gathered first.
+            sizes = {s: wholes[s].size if s in wholes else self._brought_bytes(s) for s in sources if s >= 0}
+            source = next((s for s, size in sizes.items() if _moves(move, size)), None)
             if source is None:
                 # Numbers, not rows.
                 continue
             if self._shards[i].shard:
+                gathered = wholes.pop(source, None)
                 wholes[source] = self._ledger.allocate(move.ranks * move.message_bytes)
                 self._ledger.mark(move.ranks * move.message_bytes)
+                if gathered is not None:
+                    self._ledger.release(gathered)
             else:
                 self._ledger.mark(move.ranks * move.message_bytes + self._output_bytes(self._layers[source]))
 
@@ -144,7 +150,8 @@ class ShardedOperations(RankOperations):
         return {i: Readers(readers[0], readers[-1]) for readers in groups.values() for i in readers}
 
     def _sums_input(self, shard: LayerShard) -> bool:
-        scatters = of_operation(shard.after_bw, "reduce_scatter") and shard.layer.parameters
+        weighs = shard.layer.parameters or shard.layer.kind == GROUPED
+        scatters = of_operation(shard.after_bw, "reduce_scatter") and weighs
         return bool(scatters or of_operation(shard.after_bw, "all_reduce"))
 
     @functools.cached_property
@@ -205,11 +212,15 @@ class ShardedOperations(RankOperations):
     def _part_of_gradient(self, i: int, arrived: Sequence[Gradient]) -> list[Gradient]:
         """What the rank's part of a sharded layer gets of the output's gradient."""
         gathers = of_operation(self._shards[i].before_bw, "all_gather")
-        if gathers and arrived:
-            whole = self._output_bytes(self._shards[i].layer)
-            return [self._replaced(arrived[0], whole, gathers[0].ranks * arrived[0].size)]
-        if of_operation(self._shards[i].before_bw, "all_to_all") and arrived:
-            return [self._replaced(arrived[0], arrived[0].size, arrived[0].size)]
+        moves = of_operation(self._shards[i].before_bw, "all_to_all")
+        if (gathers or moves) and arrived:
+            gradient = arrived[0]
+            for gather in gathers:
+                size = gather.ranks * gradient.size
+                gradient = self._replaced(gradient, size, size)
+            for _ in moves:
+                gradient = self._replaced(gradient, gradient.size, gradient.size)
+            return [gradient]
         part = self._output_bytes(self._shards[i].layer)
         is_slice = part < self._output_bytes(held_layer(self._layers[i], self._shards[i]))
         if not is_slice or not arrived or self._samples == 1:
@@ -286,6 +297,8 @@ class ShardedOperations(RankOperations):
             # Of rows that are back, ranks along another axis add up what each made of them.
             for _ in of_operation(shard.after_bw, "all_reduce"):
                 gradient = self._replaced(gradient, gradient.size)
+            for scatter in of_operation(shard.after_bw, "reduce_scatter"):
+                gradient = self._replaced(gradient, gradient.size // scatter.ranks, gradient.size)
             return gradient
         if not shard.shard or self._is_of_matrices(i, source):
             return gradient

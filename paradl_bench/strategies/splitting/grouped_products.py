@@ -6,15 +6,18 @@ Rows are sorted by matrix, and the product is told where each matrix' rows end
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 from paradl_bench.network.graph import RETURNS_INPUT, Layer, ModelGraph
+from paradl_bench.plan.tasks import Communication
 
 GROUPED = "grouped_matmul"
 """Kind of the layers."""
 _VIEWS_OF_WEIGHTS = ("transpose", "permute", "mT", "to", "contiguous")
 _TURNING = ("transpose", "permute", "mT")
 _ROWS = ("input", "mat_a", "self")
+_ENDS = ("offs", "offsets")
 
 Arguments = tuple[tuple[Any, ...], dict[str, Any]]
 
@@ -102,3 +105,19 @@ def with_rows(args: tuple[Any, ...], kwargs: dict[str, Any], rows: Any) -> Argum
     """The arguments with other rows."""
     named = next((name for name in _ROWS if name in kwargs), None)
     return ((rows, *args[1:]), kwargs) if named is None else (args, kwargs | {named: rows})
+
+
+def ends_given(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """Where each matrix' rows end, among the arguments of a grouped product."""
+    return args[2] if len(args) > 2 else next(kwargs[name] for name in _ENDS if name in kwargs)
+
+
+def with_ends(args: tuple[Any, ...], kwargs: dict[str, Any], ends: Any) -> Arguments:
+    """The arguments with other ends."""
+    kwargs = kwargs | {name: ends for name in _ENDS if name in kwargs}
+    return (*args[:2], ends, *args[3:]) if len(args) > 2 else args, kwargs
+
+
+def numbers_among(layer: Layer, messages: Sequence[Communication]) -> int:
+    """How many of the messages in front of a product only tell numbers of rows; the one of the rows is the last."""
+    return max(len(messages) - 1, 0) if layer.kind == GROUPED else 0

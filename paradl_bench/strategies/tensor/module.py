@@ -26,7 +26,7 @@ from paradl_bench.strategies.running.own_randomness import OwnRandomness
 from paradl_bench.strategies.running.parameters import replace_parameter
 from paradl_bench.strategies.running.sharded_module import Call, Rule, Sharding, beside, functions_of, instead
 from paradl_bench.strategies.splitting.channel_shards import with_parameter_shapes
-from paradl_bench.strategies.splitting.grouped_products import GROUPED, rows_given, with_rows
+from paradl_bench.strategies.splitting.grouped_products import GROUPED, ends_given, rows_given, with_ends, with_rows
 from paradl_bench.strategies.splitting.options import SplitOptions
 from paradl_bench.strategies.tensor.cuts import Cut
 from paradl_bench.strategies.tensor.linear import function_of
@@ -36,6 +36,7 @@ from paradl_bench.strategies.tensor.sequence.module import SequenceRun
 from paradl_bench.strategies.tensor.sequence.on_tokens import whole_shape_of_tokens
 from paradl_bench.strategies.tensor.sequence.options import SequenceOptions
 from paradl_bench.strategies.tensor.sequence.parts import SEQUENCE, find_parts
+from paradl_bench.strategies.tensor.sequence.sorted_rows import ends_of_all
 from paradl_bench.strategies.tensor.vocabulary.module import LookUp, PartedEntropy
 
 _MARK = "_paradl_part"
@@ -88,7 +89,7 @@ def _sharding(
         elif piece.part == "loss":
             run = PartedEntropy(layer, part.own, group)
         elif piece.part == "column":
-            run = _Column(part, inputs[piece.leader], last=last_of[piece.leader] == index)
+            run = _Column(part, inputs[piece.leader], sequence, last=last_of[piece.leader] == index)
         elif piece.part != "row":
             run = _Inside(part, random)
         rules[index] = Rule(functions_of(layer), run)
@@ -164,6 +165,8 @@ def _own_part(
     sequence: SequenceRun | None, tensor: torch.Tensor, whole: torch.Tensor
 ) -> tuple[torch.Tensor, float] | None:
     part: Part | None = getattr(tensor, _MARK, None)
+    if part is not None and sequence and sequence.reorders(part.piece.block):
+        return None
     if part is not None:
         return part.take(whole, part.piece.cut), 1.0
     own = sequence.own.own_part(tensor, whole) if sequence else whole
@@ -190,11 +193,16 @@ class _SharedInput:
         self._whole: torch.Tensor | None = None
         self._shared: torch.Tensor | None = None
 
-    def __call__(self, whole: torch.Tensor) -> torch.Tensor:
+    def __call__(self, whole: torch.Tensor, ends: torch.Tensor | None = None) -> torch.Tensor:
+        """Args:
+        ends: of rows that are sorted by expert, where each one's end.
+        """
         if self._shared is None or self._whole is not whole:
             # Converted once for all of them, so that what is summed is as narrow as what the products make.
             self._whole, read = whole, as_product_reads_it(whole) if self._converts else whole
-            if self._sequence and self._sequence.own.parted_along(whole) is not None:
+            if self._sequence and ends is not None:
+                self._shared = self._sequence.gathered_rows(read, ends)
+            elif self._sequence and self._sequence.own.parted_along(whole) is not None:
                 self._shared = self._sequence.gathered(read)
             else:
                 self._shared = reduce_gradient(read, self._group)
@@ -246,8 +254,8 @@ def _multiply(layer: Layer, function: Call, given: _Given) -> torch.Tensor:
 class _Column:
     """Some of the output's features, from all of the input; backward all-reduces the input's gradient."""
 
-    def __init__(self, part: Part, shared: _SharedInput, *, last: bool) -> None:
-        self._part, self._shared, self._last = part, shared, last
+    def __init__(self, part: Part, shared: _SharedInput, sequence: SequenceRun | None, *, last: bool) -> None:
+        self._part, self._shared, self._sequence, self._last = part, shared, sequence, last
 
     def __call__(self, function: Call, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         if self._part.layer.kind == GROUPED:
@@ -263,7 +271,10 @@ class _Column:
         return self._part.mark(instead(function, torch.addmm)(shared.bias, shared.input, shared.weight))
 
     def _of_groups(self, function: Call, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        args, kwargs = with_rows(args, kwargs, self._shared(rows_given(args, kwargs)))
+        ends = ends_given(args, kwargs)
+        args, kwargs = with_rows(args, kwargs, self._shared(rows_given(args, kwargs), ends))
+        if self._sequence:
+            args, kwargs = with_ends(args, kwargs, ends_of_all(ends))
         if self._last:
             self._shared.forget()
         return self._part.mark(function(*args, **kwargs))
@@ -278,6 +289,10 @@ class _Row:
         self._layer, self._summed, self._sequence = layer, summed, sequence
 
     def __call__(self, function: Call, args: tuple[Any, ...], kwargs: dict[str, Any]) -> torch.Tensor:
+        if self._layer.kind == GROUPED and self._sequence:
+            ends = ends_given(args, kwargs)
+            args, kwargs = with_ends(args, kwargs, ends_of_all(ends))
+            return self._sequence.scattered_rows(function(*args, **kwargs), ends)
         if self._layer.kind == GROUPED:
             return self._summed(function(*args, **kwargs))
         given = _bind(self._layer, args, kwargs)

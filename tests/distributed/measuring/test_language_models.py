@@ -53,6 +53,7 @@ def longer(model):
     return model
 def longer_gpt2(): return longer(gpt2())
 def longer_deepseek_v2(): return longer(deepseek_v2())
+def longer_mixtral(): return longer(mixtral())
 
 def bert_untied(): return bert(tied=False)
 def gpt2_untied(): return gpt2(tied=False)
@@ -162,7 +163,7 @@ CASES = {
     2: [f"{name}:d2:gpipe" for name in FAMILIES]
     + [f"{name}:{text}:gpipe" for name in ("bert", "t5") for text in ("f2", "c2")]
     + [f"{name}:{text}:gpipe" for name in AFTER_LLAMA for text in ("d2", "t2", "p2")]
-    + [f"{name}:e2:gpipe" for name in ("mixtral", "deepseek_v3")]
+    + [*(f"{name}:e2:gpipe" for name in ("mixtral", "deepseek_v3")), "mixtral:t2:gpipe+sequence"]
     # The second stage reads turned keys that the first one made, in the dtype of what only the first one has.
     + [f"deepseek_v2:p2:{schedule}" for schedule in ("gpipe", "1f1b")]
     # Each rank routes its own tokens.
@@ -176,6 +177,7 @@ CASES = {
         *("bert_untied:p4:1f1b", "gpt2_untied:d2p2:1f1b", "t5_untied:p4:1f1b", "gpt2:p2t2:1f1b", "llama:d2t2:1f1b"),
         *("bert:t4:gpipe", "t5:t4:gpipe", "mixtral:e4:gpipe", "deepseek_v3:d2e2:gpipe"),
         *("mixtral:e2t2:gpipe", "deepseek_v3:t2e2:gpipe", "mixtral:x2e2:gpipe"),
+        *("mixtral:e2t2:gpipe+sequence", "longer_mixtral:x2t2:gpipe+sequence", "mixtral:p2t2:zb+sequence"),
         *("mixtral:d2x2:gpipe", "mixtral:x2t2:gpipe", "mixtral:p2x2:1f1b", "deepseek_v3:p2x2:1f1b"),
         *("deepseek_v2:d2x2:gpipe", "deepseek_v2:p2t2:1f1b"),
         # Twelve tokens, which four ranks divide.

@@ -162,6 +162,30 @@ class Mixed(nn.Module):
     def forward(self, ids):
         return self.head(self.blocks(self.embedding(ids)))
 
+class Choosing(Mixture):
+    "Each token to an expert of its own choice."
+    def __init__(self):
+        super().__init__()
+        self.router = nn.Linear(64, self.experts)
+    def chosen(self, x):
+        return self.router(x.flatten(0, 1)).max(-1)[1]
+
+class Chosen(Mixed):
+    "Other experts in each block."
+    def __init__(self):
+        super().__init__()
+        self.blocks = nn.Sequential(*(Choosing() for _ in range(3)))
+
+class Lured(Choosing):
+    "All tokens to one expert, whatever the router says."
+    def chosen(self, x):
+        return super().chosen(x) * 0 + 1
+
+class Fixed(Mixed):
+    def __init__(self):
+        super().__init__()
+        self.blocks = nn.Sequential(*(Lured() for _ in range(3)))
+
 class Few(Tied):
     "So few words that the loss is not where most is held."
     def __init__(self):
@@ -283,6 +307,9 @@ OF_EXPERTS[2] += ["Spread t2", "Spread t2 dtype=bf16", "Mixed t2 recompute=all"]
 OF_EXPERTS[2] += ["Spread d2 accumulate=4", "Spread t2 accumulate=2"]
 OF_EXPERTS[4] += ["Spread e2t2", "Spread t2e2 dtype=bf16", "Mixed z3d1e2t2", "Gathered e2t2 expert_imbalance=2"]
 OF_EXPERTS[4] += ["Placed x2e2"]
+OF_EXPERTS[2] += [f"Chosen t2 sequence_parallel=on{setting}" for setting in ("", " dtype=bf16", " accumulate=4")]
+OF_EXPERTS[4] += [f"Chosen {strategy} sequence_parallel=on" for strategy in ("x2t2", "d2t2", "p2t2 micro_batches=4")]
+OF_EXPERTS[4] += ["Fixed e2t2 sequence_parallel=on expert_imbalance=2"]
 OF_EXPERTS[2] += [f"Routed x2{setting}" for setting in ("", " dtype=bf16")]
 OF_EXPERTS[4] += ["Routed x4", "Routed z3d2x2", "Routed p2x2 schedule=1f1b micro_batches=4"]
 OF_LANGUAGE = ["d2", "t2", "e2", "p2 micro_batches=4"]

@@ -77,6 +77,8 @@ CASES = {
         "transformer_networks.Skewed:e2 transformer_networks.mixtral_tokens:x2 "
         "transformer_networks.mixtral_tokens:x2:ring:recompute=all "
         "transformer_networks.mixtral_tokens:x2:all-to-all:accumulate=3 transformer_networks.Latent:x2:accumulate=3 "
+        "transformer_networks.Sorted:t2:sequence:accumulate=3 transformer_networks.Skewed:t2:sequence "
+        "transformer_networks.mixtral_tokens:t2:sequence:recompute=all transformer_networks.Added:t2:sequence "
         "transformer_networks.Latent:x2:ring transformer_networks.Skewed:x2 transformer_networks.Added:x2"
     ),
     3: (
@@ -112,6 +114,10 @@ CASES = {
         "transformer_networks.Biased:x2t2 transformer_networks.Skewed:e2d2 transformer_networks.Sorted:e4 "
         "transformer_networks.Sorted:e2t2:accumulate=3 transformer_networks.mixtral_tokens:t2e2:recompute=all "
         "transformer_networks.Sorted:x2e2 transformer_networks.mixtral_tokens:e2x2 "
+        "transformer_networks.Sorted:t2e2:sequence:accumulate=3 transformer_networks.Skewed:e2t2:sequence "
+        "transformer_networks.qwen_tokens:z3d2t2:sequence transformer_networks.Added:z2d1t2e2:sequence "
+        "transformer_networks.mixtral_tokens:x2t2:sequence transformer_networks.mixtral_tokens:t2x2:sequence:ring "
+        "transformer_networks.mixtral_tokens:e2t2:sequence:recompute=all "
         "transformer_networks.Skewed:e2t2 transformer_networks.qwen_tokens:z3d2t2 transformer_networks.Added:z2d1t2e2 "
         "transformer_networks.mixtral_tokens:d2e2:accumulate=3 transformer_networks.mixtral_tokens:d2x2:accumulate=3 "
         "transformer_networks.mixtral_tokens:z3d2x2:ring transformer_networks.mixtral_tokens:x2t2 "
@@ -125,7 +131,7 @@ CASES = {
         "Plain:d8:segmented@4 transformer_networks.gpt2_tokens:d2x2t2 transformer_networks.gpt2_tokens:z1d2x2t2:ring "
         "transformer_networks.llama_tokens:z3d2t2x2:sequence transformer_networks.mixtral_tokens:z3d2e2t2 "
         "transformer_networks.qwen_tokens:t2d2e2 transformer_networks.Sorted:z1d2t2e2:accumulate=3 "
-        "transformer_networks.mixtral_tokens:x2e2t2"
+        "transformer_networks.mixtral_tokens:x2e2t2 transformer_networks.mixtral_tokens:x2e2t2:sequence"
     ),
 }
 
@@ -140,7 +146,8 @@ CLIPPED = {
         "Plain:d2f2 Plain:d2c2 Plain:d2s2 Plain:z3d2f2 Plain:d2z3d2 Plain:d4:2leaders@2 Normed:z1d2s2 "
         "transformer_networks.Own:d2t2 transformer_networks.Own:t2z3d2 transformer_networks.gpt2:z1d2t2 "
         "transformer_networks.gpt2_tokens:z3d2x2 transformer_networks.mixtral_tokens:d2e2 "
-        "transformer_networks.gpt2_tokens:x2t2 transformer_networks.mixtral_tokens:e2t2"
+        "transformer_networks.gpt2_tokens:x2t2 transformer_networks.mixtral_tokens:e2t2 "
+        "transformer_networks.mixtral_tokens:e2t2:sequence"
     ),
 }
 

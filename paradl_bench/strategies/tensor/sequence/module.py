@@ -14,6 +14,7 @@ from paradl_bench.strategies.running.own_randomness import OwnRandomness
 from paradl_bench.strategies.running.sharded_module import Call, Rule, functions_of
 from paradl_bench.strategies.tensor.sequence.on_tokens import OnTokens, OwnTokens
 from paradl_bench.strategies.tensor.sequence.parts import SEQUENCE, SequenceParts
+from paradl_bench.strategies.tensor.sequence.sorted_rows import gathered_rows, scattered_rows
 
 Run = Callable[[Call, tuple[Any, ...], dict[str, Any]], Any]
 _TOLD_BY = "_paradl_sequence"
@@ -45,12 +46,25 @@ class SequenceRun:
         marked: torch.Tensor = self.own.mark(part, SEQUENCE)
         return marked
 
+    def gathered_rows(self, part: torch.Tensor, ends: torch.Tensor) -> torch.Tensor:
+        """As :meth:`gathered`, of sorted rows, which end there."""
+        return gathered_rows(part, ends, self._group)
+
+    def scattered_rows(self, partial: torch.Tensor, ends: torch.Tensor) -> torch.Tensor:
+        """As :meth:`scattered`, of sorted rows."""
+        marked: torch.Tensor = self.own.mark(scattered_rows(partial, ends, self._group), SEQUENCE, 0)
+        return marked
+
+    def reorders(self, block: int) -> bool:
+        """Whether layers between a pair have rows in another order than the serial model."""
+        return block in self._parts.sorted_rows
+
     def received(self, index: int, tensor: torch.Tensor) -> torch.Tensor:
         """What an earlier stage of a pipeline made in a layer: this rank's part, or all of it."""
-        layer = self._parts.layers.get(index)
-        if layer is None and index not in self._parts.scattered:
+        layer, each = self._parts.layers.get(index), self._parts.scattered.get(index)
+        if layer is None and each is None:
             return tensor
-        marked: torch.Tensor = self.own.mark(tensor, *((layer.output, layer.each) if layer else (SEQUENCE,)))
+        marked: torch.Tensor = self.own.mark(tensor, *((layer.output, layer.each) if layer else (SEQUENCE, each)))
         return marked
 
     def bias(self, bias: torch.Tensor) -> torch.Tensor:

@@ -17,7 +17,7 @@ from collections import Counter
 from typing import NamedTuple
 
 from paradl_bench.core.errors import UserError, uneven
-from paradl_bench.network.graph import Layer, ModelGraph
+from paradl_bench.network.graph import DTYPE_BYTES, Layer, ModelGraph, Value
 from paradl_bench.plan.axes.kind import Trait
 from paradl_bench.plan.axis_planner import AxisPlace
 from paradl_bench.plan.compute import INPUT, LayerShard, layers_with_gradient
@@ -27,7 +27,7 @@ from paradl_bench.plan.tasks import Collective
 from paradl_bench.strategies.splitting.grouped_products import GROUPED
 from paradl_bench.strategies.tensor.cuts import CannotCut, Cut
 from paradl_bench.strategies.tensor.pairs import Pairs, Piece
-from paradl_bench.strategies.tensor.sequence.rows import OF_TOKENS
+from paradl_bench.strategies.tensor.sequence.rows import OF_TOKENS, Held, Order
 from paradl_bench.strategies.tensor.sequence.tokens import TokenLayer, TokenWalk, part_of_tokens
 
 SEQUENCE = Cut(-2)
@@ -40,7 +40,9 @@ class SequenceParts(NamedTuple):
     Attributes:
         length: tokens of a sample. layers: those that run on a part. entered: those among them that take their part of
             whole tokens first.
-        gathered: layers by columns that read what is gathered, and the dim. scattered: layers whose sum is scattered.
+        gathered: layers by columns that read what is gathered. scattered: layers whose sum is scattered, and rows of a
+            token in what they make; 0 where the serial model has others in their places.
+        sorted_rows: blocks of pairs that read rows which are sorted by expert.
         summed: per layer whose parameters' gradients are summed, their names.
         refused: why the network can't be run so; empty where it can.
     """
@@ -48,8 +50,9 @@ class SequenceParts(NamedTuple):
     length: int
     layers: dict[int, TokenLayer]
     entered: frozenset[int] = frozenset()
-    gathered: dict[int, Cut] = {}  # noqa: RUF012
-    scattered: frozenset[int] = frozenset()
+    gathered: frozenset[int] = frozenset()
+    scattered: dict[int, int] = {}  # noqa: RUF012
+    sorted_rows: frozenset[int] = frozenset()
     summed: dict[int, tuple[str, ...]] = {}  # noqa: RUF012
     refused: str = ""
 
@@ -65,17 +68,22 @@ def find_parts(network: ModelGraph, pairs: Pairs) -> SequenceParts:
         walk.length,
         walk.layers,
         frozenset(walk.entered),
-        walk.gathered,
-        frozenset(walk.scattered),
+        frozenset(walk.gathered),
+        walk.scattered,
+        frozenset(walk.sorted_rows),
         _summed(network, pairs),
     )
 
 
 def _summed(network: ModelGraph, pairs: Pairs) -> dict[int, tuple[str, ...]]:
     trained = {parameter.name for parameter in network.parameters}
+    # Of matrices of experts, a rank has the features that it multiplies all rows with.
+    views = {linear.view for linear in pairs.linear.values()}
     summed = {}
     for index, layer in enumerate(network.layers):
         piece = pairs.pieces.get(index)
+        if index in views:
+            continue
         parameters = tuple(name for name in layer.parameters if name in trained) if piece is None else ()
         if piece is not None and piece.part == "row" and pairs.linear[index].bias:
             parameters = (pairs.linear[index].bias,)
@@ -99,14 +107,27 @@ def arriving_summed(network: ModelGraph, summed: dict[int, tuple[str, ...]]) -> 
     return tuple(order)
 
 
+class _SortedRows(NamedTuple):
+    """The rows that a block of a pair reads.
+
+    Attributes:
+        order: of a rank's own. ends: the tensor that tells where each expert's end. first: name of the product.
+    """
+
+    order: Order
+    ends: Value
+    first: str
+
+
 class _Walk(TokenWalk):
     """The walk over what lies between pairs; it begins behind them, and where tokens are embedded."""
 
     def __init__(self, network: ModelGraph, pairs: Pairs) -> None:
         super().__init__(network)
         self.entered: set[int] = set()
-        self.gathered: dict[int, Cut] = {}
-        self.scattered: set[int] = set()
+        self.gathered: set[int] = set()
+        self.scattered: dict[int, int] = {}
+        self.sorted_rows: dict[int, _SortedRows] = {}
         self._pieces = pairs.pieces
         self._own = {network.layers[index].name for index in pairs.pieces}
         differentiated = layers_with_gradient(network)
@@ -146,27 +167,56 @@ class _Walk(TokenWalk):
             raise CannotCut(f"{ends[0]}, which the model returns whole")
 
     def _of_piece(self, index: int, layer: Layer, piece: Piece) -> None:
+        if self._written.intersection(layer.values_read):
+            raise CannotCut(f"{layer.name}, which reads what was changed through another view")
         if layer.kind == GROUPED:
-            raise CannotCut(f"{layer.name}, whose rows are in the order of experts")
+            self._of_groups(index, layer, piece)
+            return
+        if piece.block in self.sorted_rows:
+            self._of_sorted(layer, piece)
         if piece.part in ("row", "table"):
             if len(layer.output_shape) < 2 or layer.output_shape[-2] != self.length or layer.batchless:
                 raise CannotCut(f"{layer.name}, whose output has no dim of the sequence before its features")
             if layer.handled:
                 raise CannotCut(f"{layer.name}, with which the model's code does more than operations do")
-            self.scattered.add(index)
+            self.scattered[index] = 1
             self._hold(layer.name, SEQUENCE)
-        if self._written.intersection(layer.values_read):
-            raise CannotCut(f"{layer.name}, which reads what was changed through another view")
         for value in layer.values_read:
             name, held = value[0], self._held.get(value)
             if name in self._own and held is None:
                 continue
             if piece.part == "column" and held is not None:
-                self.gathered[index] = SEQUENCE
+                self.gathered.add(index)
                 if (held.along, held.order) != (SEQUENCE, OF_TOKENS):
                     raise CannotCut(f"{layer.name}, which reads the sequence along another dim")
             elif held is not None or name in self._with_gradient:
                 raise CannotCut(f"{layer.name}, which reads {name}: one is a part of the sequence, the other is not")
+
+    def _of_groups(self, index: int, layer: Layer, piece: Piece) -> None:
+        """A product of rows that are sorted by expert: of all ranks' rows, with features of each matrix."""
+        rows, ends = layer.values_read[0], layer.values_read[-1]
+        if layer.handled:
+            raise CannotCut(f"{layer.name}, with which the model's code does more than operations do")
+        if piece.part == "column":
+            held = self._rows.held(layer, self._given(layer, reads_targets=False))
+            assert held is not None
+            block = self.sorted_rows.setdefault(piece.block, _SortedRows(held.order, ends, layer.name))
+            if (held.order, ends) != (block.order, block.ends):
+                raise CannotCut(f"{layer.name}, whose rows are others than those of {block.first}")
+            self.gathered.add(index)
+            return
+        known = self.sorted_rows.get(piece.block)
+        if known is None or ends != known.ends or rows in self._held:
+            raise CannotCut(f"{layer.name}, whose rows come from no other product of them")
+        self.scattered[index] = 0
+        self._held[layer.name, 0] = Held(SEQUENCE, known.order, (layer.name, 0))
+
+    def _of_sorted(self, layer: Layer, piece: Piece) -> None:
+        """What runs between such products: on each row by itself, with nothing that is a row's own."""
+        shapes = zip(layer.values_read, layer.input_shapes, strict=False)
+        others = [shape for (name, _), shape in shapes if name not in self._own and len(shape) > 1 and shape[-2] > 1]
+        if piece.part != "inside" or others:
+            raise CannotCut(f"{layer.name}, which reads rows that are sorted by expert")
 
 
 def refuse_sequence(strategy: Strategy, ranks: int, parts: SequenceParts) -> None:
@@ -201,6 +251,14 @@ class Messages:
         all_reduce = self._place.collective("all_reduce", size, batchless=True, element_bytes=1)
         return (all_reduce,) if size else ()
 
+    def of_numbers(self, layer: Layer) -> tuple[Collective, ...]:
+        """That of the numbers of rows of each expert, in front of the rows."""
+        if layer.kind != GROUPED:
+            return ()
+        size = DTYPE_BYTES["int64"]
+        (experts,) = layer.input_shapes[-1]
+        return (self._place.collective("all_gather", experts, batchless=True, element_bytes=size),)
+
     def of_part(self, operation: str, shape: tuple[int, ...], width: int) -> Collective:
         """One of a tensor of which every rank has or gets a part of the sequence."""
         elements = math.prod(shape) // self._place.axis.degree
@@ -212,7 +270,7 @@ def with_messages(
 ) -> LayerShard:
     """The shard of a pair's layer, with parts of the sequence before and behind it."""
     if index in parts.gathered and shard.leader is None:
-        before = (messages.of_part("all_gather", layer.input_shapes[0], width),)
+        before = (*messages.of_numbers(layer), messages.of_part("all_gather", layer.input_shapes[0], width))
         after = (messages.of_part("reduce_scatter", layer.input_shapes[0], width),) if shard.after_bw else ()
         return shard._replace(before_fw=before, after_bw=after)
     if index not in parts.scattered:

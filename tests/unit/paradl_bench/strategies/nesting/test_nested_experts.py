@@ -74,6 +74,35 @@ def test_each_part_of_the_tokens_is_sent_to_experts(mixtral: ModelGraph, text: s
     assert reduced[context,] == apart // 2
 
 
+@pytest.mark.parametrize("text", ["e2t2", "t2e2"])
+def test_rows_of_own_tokens_are_gathered_and_scattered_at_home(mixtral: ModelGraph, text: str) -> None:
+    found = planned(mixtral, text, sequence_parallel="on")
+    tensor, expert = text.index("t") // 2, text.index("e") // 2
+    works = [found.works[task] for task in found.roles[0].work]
+    messages = [(work.operation, work.axes, work.message_bytes) for work in works if isinstance(work, Collective)]
+    # Of one sample in four bytes: rows of two experts a token, of which ranks have a half each; a number an expert.
+    rows, numbers = 4 * 8 * 2 * 16, 4 * 8
+    first = messages.index(("all_gather", (tensor,), numbers))
+    around = messages[first : first + 6]
+    there = [("all_to_all", (expert,), numbers // 2), ("all_to_all", (expert,), rows // 2)]
+    back = [there[1], ("reduce_scatter", (tensor,), rows // 2)]
+    assert around == [messages[first], ("all_gather", (tensor,), rows // 2), *there, *back]
+    # The gradient goes the same way, without numbers.
+    backward = [at for at, message in enumerate(messages) if message == ("all_gather", (tensor,), rows // 2)][-1]
+    assert messages[backward : backward + 4] == [("all_gather", (tensor,), rows // 2), there[1], *back]
+
+
+def test_routers_see_own_tokens_and_sum_their_gradients(mixtral: ModelGraph) -> None:
+    strategy, settings = parse_strategy("t2"), plan_settings(batch=2, sequence_parallel="on")
+    sharded = planner_for(strategy).shards_of(0, mixtral, strategy, settings)
+    shards = {mixtral.layers[index].name: shard for index, shard in sharded.shards.items()}
+    router = shards["model.layers.0.mlp.gate#2"]
+    assert router.layer.input_shapes == ((4, 16),)
+    assert [work.message_bytes for work in router.sums if isinstance(work, Collective)] == [4 * 4 * 16]
+    # A rank has the features of experts that it multiplies all rows with: nothing is summed of these.
+    assert not shards["model.layers.0.mlp.experts.transpose"].sums
+
+
 def test_each_rank_has_features_of_its_own_experts(mixtral: ModelGraph) -> None:
     found = planned(mixtral, "e2t2")
     products = {layer.name: layer for layer, _ in found.sharded if layer.kind == "grouped_matmul"}
@@ -120,7 +149,8 @@ class Bent(transformer_networks.Sorted):
     ("name", "text", "options", "why"),
     [
         ("Bent", "e2t2", {}, "strategy e2t2: another axis sums rows of layer _grouped_mm#3 behind it"),
-        ("mixtral_tokens", "e2t2", {"sequence_parallel": "on"}, "--sequence-parallel on can't be: "),
+        ("Bent", "e2t2", {"sequence_parallel": "on"}, "another axis sums rows of layer _grouped_mm#3"),
+        ("Latent", "e2t2", {"sequence_parallel": "on"}, "--sequence-parallel on can't be: "),
         ("mixtral_tokens", "e2f2", {}, "expert and filter both share layers out"),
         ("mixtral_tokens", "e2t16", {}, "16 ranks along t16, but p <= 2: fewest heads"),
     ],

@@ -88,7 +88,7 @@ def unscaled(there: Callable[..., torch.Tensor]) -> Callable[..., torch.Tensor]:
 
 @pytest.mark.parametrize(
     ("function", "broken"),
-    [("_transposed", in_order_of_arrival), ("_there", unscaled(running._there)), ("_back", unscaled(running._back))],
+    [("in_columns", in_order_of_arrival), ("_there", unscaled(running._there)), ("_back", unscaled(running._back))],
     ids=["rows in the order of ranks", "gradients of all ranks", "gradients divided"],
 )
 def test_what_breaks_a_rule_is_seen(function: str, broken: Any, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -22,6 +22,7 @@ from paradl_bench.plan.tasks import Collective, Phase, Plan, Transfer
 from paradl_bench.strategies.nesting.catalog import planner_for
 from paradl_bench.strategies.running.group_functions import gather
 from paradl_bench.strategies.tensor.sequence import module as running
+from paradl_bench.strategies.tensor.sequence import sorted_rows
 
 
 class _Request:
@@ -35,7 +36,11 @@ def proved(name: str, strategy: str) -> Any:
     return shards_proof._prove(model, network, parse_strategy(strategy), _Request(), 3)  # type: ignore[arg-type]
 
 
-@pytest.mark.parametrize("name", ["gpt2_tokens", "llama_tokens", "bert_tokens", "Reading", "masked", "Tied"])
+NAMES = ["gpt2_tokens", "llama_tokens", "bert_tokens", "Reading", "masked", "Tied"]
+WITH_EXPERTS = ["mixtral_tokens", "Sorted", "Skewed", "Added"]
+
+
+@pytest.mark.parametrize("name", NAMES + WITH_EXPERTS)
 def test_parts_of_the_sequence_train_as_all_of_it(name: str) -> None:
     proof = proved(name, "t2").verification
     assert not proof.why_not
@@ -74,6 +79,24 @@ def test_what_is_broken_differs_from_serial(
     # What layers give on parts of the sequence is held against those parts.
     assert first.what == differing
     assert 1e-6 < first.relative < 1
+
+
+def in_order_of_ranks(rows: torch.Tensor, sizes: Any) -> torch.Tensor:
+    return rows
+
+
+@pytest.mark.parametrize(
+    ("owner", "name", "broken"),
+    [(sorted_rows, "in_columns", in_order_of_ranks), (running, "sum_gradients", own_part_alone)],
+    ids=["rows in the order of ranks", "routers' gradients of own tokens"],
+)
+def test_what_is_broken_of_experts_differs(
+    monkeypatch: pytest.MonkeyPatch, owner: Any, name: str, broken: Callable[..., Any]
+) -> None:
+    monkeypatch.setattr(owner, name, broken)
+    first = proved("mixtral_tokens", "t2").first
+    assert first is not None
+    assert first.relative > 1e-6
 
 
 def shards(name: str, strategy: str, **options: Any) -> list[LayerShard]:
