@@ -136,12 +136,10 @@ def make_subjects(
         )
         yield subject
     for strategy in request.shards:
-        if label_of_gathers(strategy):
-            yield from _gathered_subjects(request, name, network, strategy, context)
-            continue
-        if proofs is not None:
+        make = _gathered_subjects if label_of_gathers(strategy) else _rehearsed_subjects
+        if proofs is not None and make is _rehearsed_subjects:
             proofs += verify_on_first_rank(request, network, strategy, context, sample_s)
-        yield from _rehearsed_subjects(request, name, network, strategy, context)
+        yield from make(request, name, network, strategy, context)
 
 
 def _rehearsed_subjects(
