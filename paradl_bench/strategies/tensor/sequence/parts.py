@@ -229,7 +229,7 @@ def refuse_sequence(strategy: Strategy, ranks: int, parts: SequenceParts) -> Non
     # What another axis leaves of the sequence is cut again.
     ranks *= degree_of(strategy, Trait.CUTS_TOKENS)
     if parts.refused:
-        raise UserError(f"{what} can't be: the sequence can't be followed through {parts.refused}")
+        raise UserError(f"{what} can't be: the sequence can't be followed through {parts.refused}; give off")
     if parts.length % ranks:
         raise uneven(f"{what}: a sequence of {parts.length} tokens", parts.length, ranks, f"{ranks} ranks")
 
