@@ -71,7 +71,13 @@ def _columns(kind: type[msgspec.Struct]) -> tuple[_Column, ...]:
     return tuple(
         column
         for field in described.fields
-        for column in _columns_of(field.name, field.type, functools.partial(_field, field.name))
+        for column in _columns_of(
+            field.name,
+            field.type,
+            functools.partial(_field, field.name),
+            # What msgspec says of a field whose default is UNSET.
+            absent=not field.required and field.default is field.default_factory is msgspec.NODEFAULT,
+        )
     )
 
 
@@ -80,8 +86,10 @@ def _field(name: str, record: Any) -> Any:
     return None if value is msgspec.UNSET else value
 
 
-def _columns_of(name: str, kind: msgspec.inspect.Type, value: Callable[[Any], Any]) -> Iterator[_Column]:
-    """The columns of one field; those of a record inside it in their place."""
+def _columns_of(
+    name: str, kind: msgspec.inspect.Type, value: Callable[[Any], Any], *, absent: bool
+) -> Iterator[_Column]:
+    """The columns of one field, which records may lack; those of a record inside it in their place."""
     types = [member for member in _alternatives(kind) if not isinstance(member, msgspec.inspect.NoneType)]
     if len(types) == 1 and isinstance(types[0], msgspec.inspect.StructType):
         for inner in _columns(types[0].cls):
@@ -91,7 +99,7 @@ def _columns_of(name: str, kind: msgspec.inspect.Type, value: Callable[[Any], An
         for index, bound in enumerate(_BOUNDS):
             yield _Column(f"{stem}_{bound}{unit}", "float64", functools.partial(_inner, value, _place(index)))
     else:
-        yield _Column(name, _dtype(types, optional=len(types) < len(_alternatives(kind))), value)
+        yield _Column(name, _dtype(types, optional=absent or len(types) < len(_alternatives(kind))), value)
 
 
 def _inner(outer: Callable[[Any], Any], inner: Callable[[Any], Any], record: Any) -> Any:

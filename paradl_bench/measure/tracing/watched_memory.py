@@ -148,8 +148,11 @@ class _Moments(TorchDispatchMode):
     def made(self, values: Any) -> BatchBytes:
         """Bytes of tensors that operators made, each storage once."""
         total: BatchBytes = (0, 0)
-        for address in addresses_of(values) - self.known:
-            total = _sum(total, self._sizes[address])
+        for address, tensor in {tensor.untyped_storage()._cdata: tensor for tensor in tensor_leaves(values)}.items():
+            if address not in self.known:
+                # A tensor that Python makes of numbers passes no operator.
+                size = self._sizes[address] if address in self._sizes else self._parted(_spanned_bytes(tensor))
+                total = _sum(total, size)
         return total
 
     def _parted(self, size: int) -> BatchBytes:
