@@ -13,10 +13,11 @@ from predict.costs.spread.assembly import Priced
 def _price(work: WeightUpdate, known: KnownCosts, context: WorkContext) -> Priced:
     plan = context.plan
     cost, elements = known.model.shard_update(*plan.place, plan.shard), plan.updated_elements
+    of_gathered = cost is not None and plan.shard == label_of_gathers(plan.strategy)
     if cost is None:
         cost, elements = known.model.weight_update(*plan.place), known.updated_elements
-    if zero_stage(plan.strategy) > 1 and plan.shard != label_of_gathers(plan.strategy):
-        # Its shards are fp32, and have no copies; where they were measured, so were they.
+    if zero_stage(plan.strategy) > 1 and not of_gathered:
+        # Its shards are fp32, and have no copies. Where they were measured, they had none either.
         cost = cost.over(known.model.unmeasured.times_with_copies(work.optimizer))
     return Priced(cost.over(max(elements, 1) / max(work.elements, 1)), context.occurrences, work)
 

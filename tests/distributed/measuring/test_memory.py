@@ -125,13 +125,16 @@ class Gathered(Spread):
     def chosen(self, x):
         return super().chosen(x) * 0 + 1
 
-class Routed(Spread):
+class Choosing(Mixture):
     "Each token to an expert of its own choice."
     def __init__(self):
         super().__init__()
         self.router = nn.Linear(64, self.experts)
     def chosen(self, x):
         return self.router(x.flatten(0, 1)).max(-1)[1]
+
+class Routed(Choosing, Spread):
+    "The same experts twice, and each token to one of its own choice."
 
 class Placed(Spread):
     "As many tokens of any part of a sequence to each expert."
@@ -161,14 +164,6 @@ class Mixed(nn.Module):
         self.blocks, self.head = nn.Sequential(*(Mixture() for _ in range(3))), nn.Linear(64, 24)
     def forward(self, ids):
         return self.head(self.blocks(self.embedding(ids)))
-
-class Choosing(Mixture):
-    "Each token to an expert of its own choice."
-    def __init__(self):
-        super().__init__()
-        self.router = nn.Linear(64, self.experts)
-    def chosen(self, x):
-        return self.router(x.flatten(0, 1)).max(-1)[1]
 
 class Chosen(Mixed):
     "Other experts in each block."
