@@ -241,9 +241,9 @@ with join_ranks("gloo", "cpu", timeout_s=60) as context:
         open(sys.argv[1] + "/found.json", "w").write(json.dumps(found))
 """
 
-OF_TWO = ["d2", "f2", "c2", "s2", "s1x2", "d2 batch_norm=sync", "s2 batch_norm=sync"]
-OF_TWO += ["z1d2", "z2d2", "z3d2"]
-OF_TWO += [f"{strategy} accumulate=4" for strategy in ("d2", "f2", "s2", "z1d2", "z2d2", "z3d2")]
+OF_BOTH = ["d2", "f2", "c2", "s2", "s1x2", "d2 batch_norm=sync", "s2 batch_norm=sync", "z1d2", "z2d2", "z3d2"]
+OF_BOTH += [f"p2 schedule={schedule} micro_batches=4" for schedule in ("gpipe", "1f1b", "interleaved", "zb")]
+OF_TWO = [f"{strategy} accumulate=4" for strategy in ("d2", "f2", "s2", "z1d2", "z2d2", "z3d2")]
 OF_TWO += [f"{strategy} recompute=all" for strategy in ("d2", "f2", "c2", "s2", "s2 batch_norm=sync", "z1d2")]
 OF_TWO += ["d2 recompute=all accumulate=2"]
 OF_TWO += ["d2 optimizer=adamw-fused", "z3d2 optimizer=adamw-fused"]
@@ -252,7 +252,6 @@ OF_TWO += [f"{setting} dtype=bf16-weights" for setting in ("d2", "z1d2 optimizer
 OF_TWO += [f"{setting} dtype=bf16-weights" for setting in ("z2d2", "z3d2 accumulate=4", "z3d2 reduce_dtype=fp32")]
 OF_TWO += ["d2 kernel_settings=channels_last", "z1d2 kernel_settings=channels_last dtype=bf16"]
 OF_TWO += ["f2 filter_backward=reduce-scatter"]
-OF_TWO += [f"p2 schedule={schedule} micro_batches=4" for schedule in ("gpipe", "1f1b", "interleaved", "zb")]
 OF_TWO += [f"{case} offload=optimizer" for case in ("d2", "z1d2", "z2d2", "z3d2", "p2", "d2 optimizer=adam")]
 CASES = {2: OF_TWO, 4: ["d2f2", "d2c2", "d2s2", "s2x2", "p4 schedule=1f1b", "p4 schedule=zb", "d2p2", "p2f2", "p2s2"]}
 CASES[4] += [f"z1d2p2 schedule={schedule} micro_batches=4" for schedule in ("gpipe", "1f1b")]
@@ -319,12 +318,10 @@ def test_the_tracked_peak_of_the_largest_rank_is_predicted(tmp_path: Path, ranks
     (tmp_path / "networks.py").write_text(NETWORKS)
     program = tmp_path / "program_of_test.py"
     program.write_text(PROGRAM)
-    # Two ranks run every case with both, four in turn.
-    of_images = (
-        itertools.product(("Residual", "Plain"), CASES[2])
-        if ranks == 2
-        else zip(itertools.cycle(("Residual", "Plain")), CASES[4], strict=False)
-    )
+    both = "Residual", "Plain"
+    # Two ranks run what axes and schedules do with both, all else in turn.
+    of_images = [*itertools.product(both, OF_BOTH)] * (ranks == 2)
+    of_images += zip(itertools.cycle(both), CASES[ranks], strict=False)
     cases = [f"{name} {case}" for name, case in of_images]
     cases += [f"Decoder {case}" for case in OF_BLOCKS[ranks]]
     in_parts = "zb", "zbv", "dualpipev"
