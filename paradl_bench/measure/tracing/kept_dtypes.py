@@ -17,18 +17,19 @@ from torch.utils._pytree import tree_map_only
 
 from paradl_bench.measure.tracing.layouts import FAILS_WITHOUT_VALUES, tensor_leaves
 from paradl_bench.network.graph import RETURNS_INPUT, Layer
-from paradl_bench.network.kinds.autocast import KEEPS_FP32
+from paradl_bench.network.kinds.autocast import KEEPS_FP32, READS_LOWER
 from paradl_bench.network.kinds.kind import kind_of_function
 from paradl_bench.network.models.catalog import LoadedModel
+from paradl_bench.strategies.running.autocast import CONVERSIONS
 from paradl_bench.strategies.running.operations import function_name, is_operation, output_of, shaped
 
 
 class _Dtypes(TorchFunctionMode):
-    """Notes the name of each operation, and the dtype of what it returned first."""
+    """Notes the name of each operation, the dtype of what it returned first, and whether it was given bf16."""
 
     def __init__(self) -> None:
         super().__init__()
-        self.made: list[tuple[str, torch.dtype]] = []
+        self.made: list[tuple[str, torch.dtype, bool]] = []
         self._kinds = kind_of_function()
 
     def __torch_function__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
@@ -39,7 +40,8 @@ class _Dtypes(TorchFunctionMode):
         result = shaped(function)(*args, **kwargs)
         if is_operation(function, result):
             first = tensor_leaves(output_of(function, args, result))[0]
-            self.made.append((name, first.dtype))
+            lower = any(tensor.dtype == torch.bfloat16 for tensor in tensor_leaves((args, kwargs)))
+            self.made.append((name, first.dtype, lower))
         return result
 
 
@@ -52,7 +54,8 @@ def with_kept_dtypes(
 ) -> tuple[Layer, ...]:
     """Layers that say whether they compute in fp32 whatever they are given.
 
-    They come back as they are where a forward in bf16 fails, or calls other operations.
+    They come back as they are where a forward in bf16 fails, or calls other operations. It may convert to bf16 where
+    one in fp32 converts nothing: a norm that computes in fp32 gives back the dtype of its weight.
 
     Args:
         functions: that the layers were traced from. model: one that has not run, and is changed.
@@ -67,13 +70,16 @@ def with_kept_dtypes(
             module(lowered)
     except FAILS_WITHOUT_VALUES:
         return layers
-    names = [name for name, _ in mode.made]
-    if names != list(functions[: len(names)]):
-        return layers
-    told = list(layers)
+    told, place = list(layers), 0
     # Layers of the loss are not among these.
-    for place, (_, dtype) in enumerate(mode.made):
+    for name, dtype, lower in mode.made:
+        if place == len(functions) or name != functions[place]:
+            if name in CONVERSIONS and dtype == torch.bfloat16:
+                continue
+            return layers
         layer = layers[place]
         if dtype == torch.float32 and layer.dtype == "fp32" and not layer.attributes.get(RETURNS_INPUT):
-            told[place] = msgspec.structs.replace(layer, attributes=layer.attributes | {KEEPS_FP32: True})
+            kept = {KEEPS_FP32: True} | ({READS_LOWER: True} if lower else {})
+            told[place] = msgspec.structs.replace(layer, attributes=layer.attributes | kept)
+        place += 1
     return tuple(told)

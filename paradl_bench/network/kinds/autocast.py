@@ -32,6 +32,8 @@ KEPT_DTYPE = "fp32"
 """What the input is under autocast, and parameters, gradients and optimizer state unless they are lowered too."""
 KEEPS_FP32 = "keeps_fp32"
 """Attribute of a layer that computes in fp32 whatever the model's weights are, since the model converts to it."""
+READS_LOWER = "reads_lower"
+"""Attribute of such a layer that is given bf16 beside what was converted, and reads it as it is."""
 TRAINED_DTYPES = (KEPT_DTYPE, *AUTOCAST_DTYPES)
 """Dtypes that can be measured and trained in."""
 
@@ -126,6 +128,7 @@ def _widths(same: Same[ModelGraph], dtype: str, device: str, in_what_they_read: 
     kinds = layer_kinds()
     of_parameters = {tensor.name: DTYPE_BYTES[tensor.dtype] for tensor in network.held_parameters}
     made: dict[str, int] = {}
+    masks: set[str] = set()
     own = None if in_what_they_read else _OwnConversions(network, dtype, lower, kept)
     widths = []
     for layer in network.layers:
@@ -135,13 +138,28 @@ def _widths(same: Same[ModelGraph], dtype: str, device: str, in_what_they_read: 
             width = Width(reads, reads[0])
         elif is_autocast(dtype):
             given_back = own.given_back(layer, reads) if own else reads
-            width = _width(layer, kinds.get(layer.kind), given_back, parameter_bytes, lower, kept, device)
+            kind, widening = kinds.get(layer.kind), _of_numbers(layer, given_back, masks)
+            width = _width(layer, kind, given_back, widening, parameter_bytes, lower, kept, device)
             width = own.of(layer, width, reads) if own else width
         else:
             width = Width(reads, kept if layer.dtype == KEPT_DTYPE else DTYPE_BYTES[layer.dtype])
         made[layer.name] = width.runs
+        if _returns_mask(layer, kinds.get(layer.kind), masks):
+            masks.add(layer.name)
         widths.append(width)
     return tuple(widths)
+
+
+def _returns_mask(layer: Layer, kind: LayerKind | None, masks: set[str]) -> bool:
+    """Whether a layer returns truths, or a view of some."""
+    if kind is None:
+        return False
+    return kind.returns_mask(layer.attributes) or (kind.view and bool(layer.inputs) and masks.issuperset(layer.inputs))
+
+
+def _of_numbers(layer: Layer, reads: tuple[int, ...], masks: set[str]) -> tuple[int, ...]:
+    """Bytes of an element of what a layer reads of numbers: truths make nothing wider."""
+    return tuple(size for name, size in zip(layer.inputs, reads, strict=True) if name not in masks)
 
 
 class _OwnConversions:
@@ -164,7 +182,8 @@ class _OwnConversions:
     def of(self, layer: Layer, width: Width, reads: tuple[int, ...]) -> Width:
         """The width of a layer that reads ``reads`` as they were made."""
         if layer.name in self._keeping and not width.converts:
-            return width._replace(runs=max(width.runs, self._kept), converts=True, by_model=True)
+            converts = not layer.attributes.get(READS_LOWER)
+            return width._replace(runs=max(width.runs, self._kept), converts=converts, by_model=converts)
         if reads != width.reads:
             return width._replace(reads=reads, converts=True, by_model=True)
         return width
@@ -174,12 +193,17 @@ def _width(
     layer: Layer,
     kind: LayerKind | None,
     reads: tuple[int, ...],
+    widening: tuple[int, ...],
     parameter_bytes: tuple[int, ...],
     lower: int,
     kept: int,
     device: str,
 ) -> Width:
-    """Of a layer under autocast; ``parameter_bytes`` are those of an element of each parameter."""
+    """Of a layer under autocast.
+
+    Args:
+        widening: bytes of an element of each of what it reads that is no mask. parameter_bytes: of each parameter.
+    """
     cast = "widest" if kind is None else kind.autocast(layer.attributes, device)
     if layer.dtype == "fp64":
         # Autocast leaves it alone.
@@ -194,7 +218,7 @@ def _width(
         return Width(reads, reads[0])
     if layer.dtype != KEPT_DTYPE:
         return Width(reads, DTYPE_BYTES[layer.dtype])
-    return Width(reads, max((*reads, *parameter_bytes), default=kept))
+    return Width(reads, max((*widening, *parameter_bytes), default=kept))
 
 
 def dtype_made(layer: Layer, width: Width, dtype: str) -> str:

@@ -166,6 +166,7 @@ class LayerKind:
         by_element: from attributes, whether each element of the output reads that element of its inputs alone.
         saves: from a layer, what autograd keeps of it; everything, where nothing is known.
         watched: from a call, whether its memory is watched when it is traced, and ``saves`` is for networks of files.
+        keeps_fp32: from a layer, whether what it holds beside inputs and output is fp32, whatever it reads.
         held_elements: from a layer, what its watched memory is in proportion to, where parts of a layer run.
         memory_on_gpu: from a layer, memory of the kernel that a GPU runs, where a CPU may run another; None where not.
         passes_gradient: from a layer, whether backward hands the output's gradient, or a view of it, to the inputs;
@@ -193,6 +194,7 @@ class LayerKind:
     returns_mask: Callable[[Mapping[str, Attribute]], bool] = lambda attributes: False
     saves: Callable[[Layer], Saved] = lambda layer: Saved(inputs=True, output=True)
     watched: Callable[[Call], bool] = lambda call: False
+    keeps_fp32: Callable[[Layer], bool] = lambda layer: False
     held_elements: Callable[[Layer], int] = lambda layer: layer.output_elements
     memory_on_gpu: Callable[[Layer], LayerMemory | None] | None = None
     passes_gradient: Callable[[Layer], bool] = lambda layer: False

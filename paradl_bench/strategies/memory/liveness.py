@@ -164,7 +164,7 @@ class Liveness(ShardedOperations):
         parameters = self._casts.parameters(i)
         kept = self._watched(i, "kept")
         with_output = 0 if self._differentiated[i] else kept
-        beside = ledger.allocate(self._beside(keeps, self._casts.run_width(i)) + kept - with_output)
+        beside = ledger.allocate(self._beside(keeps, self._inner_width(i)) + kept - with_output)
         if shares_input(layer, kind):
             # A view of a parameter, a buffer or the targets takes nothing: these are held throughout.
             output = hold(read[0]) if read else ledger.allocate(0)

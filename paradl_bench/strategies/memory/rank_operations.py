@@ -248,7 +248,12 @@ class RankOperations:
             # One number, of a part of what it is made of: a loss.
             part, whole = run.input_elements, layer.input_elements
         held = per_sample * self._samples * part // whole + fixed
-        return int(held * self._casts.run_width(i) // DTYPE_BYTES[layer.dtype])
+        return int(held * self._inner_width(i) // DTYPE_BYTES[layer.dtype])
+
+    def _inner_width(self, i: int) -> int:
+        """Bytes of an element of what an operation holds beside what it reads and returns."""
+        kind, runs = self._kinds[i], self._casts.run_width(i)
+        return max(runs, DTYPE_BYTES["fp32"]) if kind is not None and kind.keeps_fp32(self._shards[i].layer) else runs
 
     def _kept_inputs(self, i: int, keeps: Saved, read: Sequence[Storage]) -> Sequence[Storage]:
         layer, memory = self._layers[i], self._shards[i].layer.memory

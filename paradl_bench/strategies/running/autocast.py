@@ -59,7 +59,7 @@ def as_loss_reads_it(tensor: torch.Tensor) -> torch.Tensor:
     return tensor.float() if casts else tensor
 
 
-_CONVERSIONS = frozenset(("to", "float", "type_as", "bfloat16"))
+CONVERSIONS = frozenset(("to", "float", "type_as", "bfloat16"))
 
 
 def converts_alone(function: Any, args: tuple[Any, ...], device: str = "") -> bool:
@@ -70,7 +70,7 @@ def converts_alone(function: Any, args: tuple[Any, ...], device: str = "") -> bo
     Args:
         device: kind of the device that runs the model, where that is not the tensor's.
     """
-    if function.__name__ not in _CONVERSIONS or not args or not isinstance(args[0], torch.Tensor):
+    if function.__name__ not in CONVERSIONS or not args or not isinstance(args[0], torch.Tensor):
         return False
     # The meta device, on which stages are rehearsed, knows no autocast.
     device = device or args[0].device.type

@@ -59,6 +59,7 @@ class Unread(Plain):
 
 class Block(nn.Module):
     "Queries, keys and values read one tensor; heads and features are cut by tensor parallelism."
+    dropped = 0.0
     def __init__(self):
         super().__init__()
         self.norm1, self.norm2 = nn.LayerNorm(64), nn.LayerNorm(64)
@@ -67,7 +68,7 @@ class Block(nn.Module):
     def forward(self, x):
         y = self.norm1(x)
         q, k, v = (of(y).unflatten(-1, (4, 16)).transpose(1, 2) for of in (self.q, self.k, self.v))
-        y = nn.functional.scaled_dot_product_attention(q, k, v, is_causal=True)
+        y = nn.functional.scaled_dot_product_attention(q, k, v, is_causal=True, dropout_p=self.dropped)
         x = x + self.out(y.transpose(1, 2).flatten(2))
         return x + self.down(nn.functional.gelu(self.up(self.norm2(x))))
 
@@ -78,6 +79,15 @@ class Decoder(nn.Module):
         self.blocks, self.norm, self.head = nn.Sequential(Block(), Block()), nn.LayerNorm(64), nn.Linear(64, 10)
     def forward(self, x):
         return self.head(self.norm(self.blocks(x)).mean(1))
+
+class DroppingBlock(Block):
+    "Probabilities are dropped, so attention is products apart: in fp32, whatever they read."
+    dropped = 0.1
+
+class Dropping(Decoder):
+    def __init__(self):
+        super().__init__()
+        self.blocks = nn.Sequential(DroppingBlock(), DroppingBlock())
 
 class Tied(nn.Module):
     "The first stage's embedding is the last one's output layer."
@@ -144,6 +154,14 @@ class Placed(Spread):
     def chosen(self, x):
         scores = self.places(torch.arange(x.shape[1], device=x.device)) + 0 * x[..., : self.experts]
         return scores.flatten(0, 1).max(-1)[1]
+
+def t5():
+    "Norms that compute in fp32 and keep what they were given, and a mask that gets a gradient."
+    from paradl_bench.network.models.language_models import build_language_model
+    sizes = {"d_model": 64, "d_ff": 96, "d_kv": 16, "num_layers": 2, "num_heads": 4, "vocab_size": 53}
+    model = build_language_model("t5", dropout_rate=0.0, **sizes)
+    model.input_shape = (16,)
+    return model
 
 def deepseek_v3():
     "A router in fp32, heads that are turned in pairs, and whose keys are wider than their values."
@@ -306,8 +324,9 @@ OF_EXPERTS[4] += [f"Chosen {strategy} sequence_parallel=on" for strategy in ("x2
 OF_EXPERTS[4] += ["Fixed e2t2 sequence_parallel=on expert_imbalance=2"]
 OF_EXPERTS[2] += [f"Routed x2{setting}" for setting in ("", " dtype=bf16")]
 OF_EXPERTS[4] += ["Routed x4", "Routed z3d2x2", "Routed p2x2 schedule=1f1b micro_batches=4"]
-OF_LANGUAGE = ["d2", "t2", "e2", "p2 micro_batches=4"]
-OF_LANGUAGE += ["x2", *(f"x2 context_exchange={exchange}" for exchange in ("all-to-all", "ring"))]
+OF_LANGUAGE = [f"deepseek_v3 {strategy}" for strategy in ("d2", "t2", "e2", "p2 micro_batches=4", "x2")]
+OF_LANGUAGE += [f"deepseek_v3 x2 context_exchange={exchange}" for exchange in ("all-to-all", "ring")]
+OF_LANGUAGE += [f"t5 {strategy} dtype=bf16-weights" for strategy in ("d2", "p2 micro_batches=4")]
 TOLERANCE = 0.01
 """Losses, targets and counters are not predicted, and these networks are small."""
 
@@ -324,6 +343,7 @@ def test_the_tracked_peak_of_the_largest_rank_is_predicted(tmp_path: Path, ranks
     of_images += zip(itertools.cycle(both), CASES[ranks], strict=False)
     cases = [f"{name} {case}" for name, case in of_images]
     cases += [f"Decoder {case}" for case in OF_BLOCKS[ranks]]
+    cases += [f"Dropping {strategy} dtype=bf16" for strategy in ("d2", "t2", "p2 micro_batches=4")] * (ranks == 2)
     in_parts = "zb", "zbv", "dualpipev"
     cases += [f"Tied p2 schedule={schedule} micro_batches=4" for schedule in ("gpipe", *in_parts) if ranks == 2]
     # Of two values of one size that cross a cut, as Residual's stages would hand on, gradients count as one.
@@ -337,7 +357,7 @@ def test_the_tracked_peak_of_the_largest_rank_is_predicted(tmp_path: Path, ranks
     cases += [f"Few {case}" for case in OF_TOKENS[ranks]] + OF_EXPERTS[ranks]
     cases += ["Plain t2", *(f"Unread {case}" for case in ("d2", "z1d2", "z2d2", "z3d2", "f2"))] if ranks == 2 else []
     if ranks == 2 and importlib.util.find_spec("transformers") is not None:
-        cases += [f"deepseek_v3 {case}" for case in OF_LANGUAGE]
+        cases += OF_LANGUAGE
     command, beside = [sys.executable, str(program), str(tmp_path), *cases], {"PYTHONPATH": PLACES}
     launch_ranks(command, ranks=ranks, device="cpu", timeout_s=1700, environment=beside)
     found = json.loads((tmp_path / "found.json").read_text())
