@@ -57,7 +57,7 @@ def profile(tmp_path: Path) -> Path:
     return tmp_path / "p.json"
 
 
-@pytest.mark.parametrize(("ranks", "batch"), [(2, 8), (4, 12), pytest.param(8, 8, marks=pytest.mark.slow)])
+@pytest.mark.parametrize(("ranks", "batch"), [(2, 8), (4, 12), pytest.param(8, 4, marks=pytest.mark.slow)])
 def test_the_best_is_that_of_predicting_every_candidate(profile: Path, ranks: int, batch: int) -> None:
     costs = CostModel(profile=profile_of(NETWORK), network=NETWORK)
     space = find_space(NETWORK, PlanSettings(batch=batch, blocking=True), ranks, (0.25, 1))
