@@ -71,12 +71,14 @@ def held_elements(layer: Layer) -> int:
 
     A rank's queries may meet the keys of all ranks: it has a part of the former and all of the latter.
     """
-    watched_apart = layer.memory is not None and not layer.memory.inputs
-    return _elements_read(layer) + _pairs(layer) if watched_apart else layer.output_elements
+    return _elements_read(layer) + _pairs(layer) if runs_apart(layer) else layer.output_elements
 
 
-def keeps_fp32(layer: Layer) -> bool:
-    """Products apart are of fp32: torch converts what they read (``_scaled_dot_product_attention_math``)."""
+def runs_apart(layer: Layer) -> bool:
+    """Whether the products run apart, which no fused kernel is there for.
+
+    They are of fp32: torch converts what they read, and keeps that (``_scaled_dot_product_attention_math``).
+    """
     return not layer.memory.inputs if layer.memory is not None else bool(layer.attributes["dropout"])
 
 
@@ -130,7 +132,7 @@ KIND = LayerKind(
     attributes={"function": TEXT, "causal": FLAG, "masked": FLAG, "dropout": SHARE, "grouped": or_default(FLAG)},
     build=_build,
     saves=saves,
-    keeps_fp32=keeps_fp32,
+    keeps_fp32=runs_apart,
     held_elements=held_elements,
     memory_on_gpu=memory_on_gpu,
     operands=operands,
