@@ -33,7 +33,7 @@ test: lint types contracts unit ## lint, types, import contracts and tests, all 
 
 test-full: test ## everything: what `make test` runs, then the slow tests
 	@$(BIN)/python -m pytest -m slow --collect-only >/dev/null 2>&1; \
-	if [ $$? -eq 5 ]; then echo "no test is marked slow"; else $(BIN)/python -m pytest -m slow -n 3 --dist loadfile --no-loadscope-reorder; fi
+	if [ $$? -eq 5 ]; then echo "no test is marked slow"; else $(BIN)/python -m pytest -m slow -n 4 --dist loadfile --no-loadscope-reorder; fi
 
 # OUT names the directory here too, of its own unless it is given.
 gpu-check: $(VENV)/.test ## on a machine with a GPU: its tests, then a reference calibration; OUT=gpu-check

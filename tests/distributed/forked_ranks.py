@@ -39,6 +39,7 @@ IMPORTED = (
     "paradl_bench.measure.proof.proving",
     "paradl_bench.network.models.transformer_families",
     "paradl_bench.strategies.nesting.parallel",
+    "hypothesis",
     *(f"transformers.models.{family}.modeling_{family}" for family in ("bert", "gpt2", "t5", "llama", "mixtral")),
 )
 FREE = 500
