@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from typing import Literal
 
 from paradl_bench.core.cache_keys import Answers
-from paradl_bench.network.graph import DTYPE_BYTES, NEXT_FORWARD, Layer, ModelGraph
+from paradl_bench.network.graph import DTYPE_BYTES, NEXT_FORWARD, Layer, ModelGraph, Value
 from paradl_bench.network.kinds.autocast import Width, widths_of
 from paradl_bench.network.kinds.kind import LayerKind, Saved, layer_kinds
 from paradl_bench.plan.compute import INPUT, LayerShard, backward_layers, layers_with_gradient
@@ -40,6 +40,7 @@ class RankRun:
         kept_outputs: indices of the layers whose outputs the caller keeps until backward is done.
         input_has_gradient: whether backward makes a gradient of what the network reads.
         widths: per layer, how wide the elements are that it works on; empty for those of the network by itself.
+        reads: by index, the tensors that a layer reads, where several of them are what the network reads.
         recomputed: ranges of layers that keep what they read of others and nothing else, and run forward again in
             backward.
         framework: what the framework holds in the place of what torch does.
@@ -53,6 +54,7 @@ class RankRun:
     kept_outputs: Sequence[int] = ()
     input_has_gradient: bool = False
     widths: Sequence[Width] = ()
+    reads: Mapping[int, Sequence[Value]] = field(default_factory=dict)
     recomputed: Sequence[range] = ()
     framework: FrameworkMemory = TORCH
 
@@ -85,7 +87,7 @@ class RankOperations:
         self._input_has_gradient = run.input_has_gradient
         self._order = backward_layers(network, self._differentiated, run.outputs)
         self._reached = frozenset(self._order)
-        read = [self._tensors_read(layer) for layer in self._layers]
+        read = [self._tensors_read(layer, run.reads.get(i)) for i, layer in enumerate(self._layers)]
         self._reads = [[source for source, _ in tensors] for tensors in read]
         self._read_outputs = [[output for _, output in tensors] for tensors in read]
         self._saved = Answers()
@@ -134,15 +136,24 @@ class RankOperations:
                 forgotten[end].append(i)
         return forgotten
 
-    def _tensors_read(self, layer: Layer) -> list[tuple[int, int]]:
-        """(index of the layer that made it, which of its outputs) for what a layer reads and gets a gradient."""
+    def _tensors_read(self, layer: Layer, told: Sequence[Value] | None) -> list[tuple[int, int]]:
+        """(index of the layer that made it, which of its outputs) for what a layer reads and gets a gradient.
+
+        Args:
+            told: what it reads, where the layer does not tell one received tensor from another.
+        """
+
+        def is_without(source: int, output: int) -> bool:
+            return source >= 0 and output in self._layers[source].without_gradient
+
+        if told is not None:
+            values = [(self._index.get(name, RECEIVED), output) for name, output in told]
+            return [value for value in values if not is_without(*value)]
         read = []
         for name in layer.inputs:
             source = self._index.get(name, RECEIVED)
-            none = self._layers[source].without_gradient if source >= 0 else ()
-            outputs = [output for of, output in layer.values_read if of == name and output not in none]
-            # What crosses a pipeline's cut has one name, however many values it is.
-            read += [(source, output if source >= 0 else 0) for output in outputs or (0,)]
+            outputs = [output for of, output in layer.values_read if of == name and not is_without(source, output)]
+            read += [(source, output) for output in outputs or (0,)]
         return read
 
     def _input_bytes(self, layer: Layer) -> int:

@@ -137,7 +137,7 @@ def _parts(
     actions = schedule.order(rank, ranks, count)
     twice = {} if framework.gradient_dtype else _added_to_others(rank_shards)
     unsent = () if schedule.drops_messages or drops else (schedule.placement.stages(ranks) - 1,)
-    _run(ledger, passes, actions, twice, unsent, drops_messages=not unsent, into_buffers=not drops)
+    in_one = _run(ledger, passes, actions, twice, unsent, drops_messages=not unsent, into_buffers=not drops)
     if parted:
         parted.reduce(ledger, whole)
     sizes = {parameter.name: parameter.bytes for parameter in held.parameters}
@@ -151,7 +151,7 @@ def _parts(
         **fixed_parts(held, state, exchanged=exchanged, alone=alone),
         # Every rank makes the targets, as `train` does, though the last alone reads them.
         "input": (0 if rank else network.input_bytes(samples, given_dtype(dtype))) + network.target_bytes(samples),
-        "communication": 0 if drops else count * _received_bytes(rank_shards, micro_batch),
+        "communication": 0 if drops else count * _received_bytes(rank_shards, micro_batch) - in_one,
         **moving_parts(ledger, state),
     }
 
@@ -238,6 +238,7 @@ class _WalksOfStages:
             outputs=stage.outputs if stage.sends else (),
             kept_outputs=() if self._framework.drops_messages else kept,
             input_has_gradient=bool(stage.receives),
+            reads=shard.reads,
             recomputed=shard.recomputed,
             framework=self._framework,
         )
@@ -256,8 +257,8 @@ def _run(
     *,
     drops_messages: bool,
     into_buffers: bool,
-) -> None:
-    """Run the actions of a rank.
+) -> int:
+    """Run the actions of a rank; returns bytes of what stages hand back as one tensor for several that they were given.
 
     Args:
         twice: as of :func:`_added_to_others`, where gradients are tensors of their own.
@@ -266,6 +267,7 @@ def _run(
             place of those of the iteration before, as torch's do: they are counted with what the rank receives.
     """
     handing = {stage for stage in passes if stage + 1 in passes and into_buffers}
+    in_one = 0
     outputs: dict[tuple[int, int], list[Storage]] = {}
     messages = _Messages(ledger, actions, drops_messages)
     for number, action in enumerate(actions):
@@ -283,11 +285,13 @@ def _run(
             if action.stage in handing and action.completes:
                 ledger.activations += _bytes_of(of_micro_batch)
             if action.stage - 1 in handing:
+                in_one += sum(storage.size for storage in now) - _bytes_of(now)
                 for storage in now:
                     ledger.release(storage)
                 now = []
         messages.add(number, now)
     messages.release_all()
+    return in_one
 
 
 def _bytes_of(storages: Sequence[Storage]) -> int:

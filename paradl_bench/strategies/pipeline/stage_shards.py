@@ -17,7 +17,7 @@ import msgspec
 
 from paradl_bench.core.cache_keys import Same
 from paradl_bench.core.errors import UserError
-from paradl_bench.network.graph import DTYPE_BYTES, NEXT_FORWARD, Layer, ModelGraph
+from paradl_bench.network.graph import DTYPE_BYTES, NEXT_FORWARD, Layer, ModelGraph, Value
 from paradl_bench.network.kinds.autocast import Width, dtype_made, widths_of
 from paradl_bench.plan.axis_planner import ShardedLayers, StageParts, updating_planners
 from paradl_bench.plan.compute import INPUT, LayerShard, held_layer, operations_of_forward
@@ -28,7 +28,7 @@ from paradl_bench.plan.tasks import BucketCopy, Communication, Phase, RoleBuilde
 from paradl_bench.strategies.frameworks.presets import framework_of
 from paradl_bench.strategies.passes.recomputation import parts_within
 from paradl_bench.strategies.pipeline.crossings import Crossing, data_flow
-from paradl_bench.strategies.pipeline.stages import Stage
+from paradl_bench.strategies.pipeline.stages import Stage, reads_of_received
 
 _DIRECTIONS: tuple[Literal["send"], Literal["receive"]] = ("send", "receive")
 _VOTE_BYTES = 4
@@ -67,6 +67,8 @@ class StageShard(NamedTuple):
         widths: per layer, how wide the elements are that it works on.
         receives, sends: per tensor that crosses each cut, what it is on this rank.
         recomputed: ranges of its layers, by index in the stage's network, that run forward again in backward.
+        reads: by such an index, the tensors that a layer reads where some are received: those have one name, and are
+            told apart by their place among ``receives``.
     """
 
     stage: Stage
@@ -76,6 +78,7 @@ class StageShard(NamedTuple):
     receives: CrossingShapes
     sends: CrossingShapes
     recomputed: tuple[range, ...] = ()
+    reads: Mapping[int, tuple[Value, ...]] = {}
 
 
 def message_bytes(crossing: CrossingShapes, micro_batch: int) -> tuple[int, ...]:
@@ -134,7 +137,8 @@ def _shard_stage(
     held = hold_parameters(stage.network, (stage,), sharded)
     fused = framework_of(settings).fuses
     inside = widths_of(network, settings.dtype, settings.device, fused) if fused else widths
-    return StageShard(stage, held, shards, widths_inside(network, stage, inside), receives, sends, again)
+    inside_widths, reads = widths_inside(network, stage, inside), reads_of_received(network, stage)
+    return StageShard(stage, held, shards, inside_widths, receives, sends, again, reads)
 
 
 def widths_inside(network: ModelGraph, stage: Stage, widths: Sequence[Width]) -> tuple[Width, ...]:
@@ -382,6 +386,7 @@ def _likeness(same: Same[StageShard]) -> bytes:
             [numbered(names) for names in (network.gradient_order, network.outputs, network.registered)],
             (network.input_shape, network.input_dtype, network.frozen, operations_of_forward(network)),
             [(index, of_shard(layer_shard)) for index, layer_shard in sorted(shard.shards.items())],
+            [(index, [(number(name), place) for name, place in read]) for index, read in sorted(shard.reads.items())],
             (shard.widths, stage.outputs, bool(stage.receives), bool(stage.sends)),
             [(part.start, part.stop) for part in shard.recomputed],
         )

@@ -22,9 +22,15 @@ import numpy as np
 
 from paradl_bench.core.cache_keys import Same
 from paradl_bench.core.errors import UserError
-from paradl_bench.network.graph import Layer, ModelGraph, Tensor
+from paradl_bench.network.graph import Layer, ModelGraph, Tensor, Value
 from paradl_bench.plan.axes.kind import Trait
-from paradl_bench.plan.compute import backward_layers, gradient_order, layers_with_gradient, operations_of_forward
+from paradl_bench.plan.compute import (
+    INPUT,
+    backward_layers,
+    gradient_order,
+    layers_with_gradient,
+    operations_of_forward,
+)
 from paradl_bench.plan.mesh import degree_of, zero_stage
 from paradl_bench.plan.schedules.catalog import schedule_of
 from paradl_bench.plan.settings import PlanSettings
@@ -201,6 +207,24 @@ def _part(
         frozen=(),
         registered=(),
     )
+
+
+def reads_of_received(network: ModelGraph, stage: Stage) -> dict[int, tuple[Value, ...]]:
+    """What layers of a stage read that read something received, by index in the stage's network.
+
+    What is received is called ``input``, with its place among :attr:`Stage.receives`. Constants are left out, which no
+    gradient comes back from.
+    """
+    number, layers = {value: place for place, value in enumerate(stage.receives)}, stage.layers
+    reads: dict[int, tuple[Value, ...]] = {}
+    for index, values in enumerate(data_flow(network).reads[layers.start : layers.stop]):
+        if not number.keys().isdisjoint(values):
+            reads[index] = tuple(
+                (INPUT, number[value]) if value in number else (network.layers[value.layer].name, value.output)
+                for value in values
+                if value in number or value.layer in layers
+            )
+    return reads
 
 
 def _arriving_in(

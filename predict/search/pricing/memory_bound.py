@@ -312,15 +312,15 @@ class MemoryBounds:
 
         def find() -> _Stages:
             shared, bounds = self.shared.of(mesh.sharing), self._bounds(mesh.stages, schedule)
-            crossing = self._crossing(shared, stages, bounds)
+            whole, made, largest = self._crossing(shared, stages, bounds)
             places = stages[1].ranks_of_stages(stages[0])
             handed = np.equal(places[:-1], places[1:])
-            # What a rank hands on to itself is no message, and what it hands on as it came lies where it came to.
-            forward, sent = np.where(handed, crossing[1], crossing[0]), np.where(handed, 0.0, crossing[1])
+            # What a rank hands to itself is no message; what it only passes on stays, and gradients may be one tensor.
+            forward, back, sent = (np.where(handed, *way) for way in ((made, whole), (largest, whole), (0.0, made)))
             active = self._found.once(("first", stages, alike_again), partial(self._first_stage, *first))
             return _Stages(
                 sums_of_ranks(np.add.reduceat(shared.gradient_bytes, bounds[:-1]), stages),
-                sums_of_ranks(np.append(0.0, forward) + np.append(crossing[0], 0.0), stages),
+                sums_of_ranks(np.append(0.0, forward) + np.append(back, 0.0), stages),
                 sums_of_ranks(np.append(sent, 0.0), stages),
                 active.whole,
                 active.in_parts(shared.kept) if mesh.shared else Activations(),
@@ -341,13 +341,15 @@ class MemoryBounds:
         return self._found.once(("bounds", stages), partial(stage_bounds, self._costs.network, ranks, settings))
 
     def _crossing(self, shared: SharedWork, stages: tuple[int, Placement], bounds: Sequence[int]) -> Floats:
-        """Bytes a sample that cross each cut, and those of tensors that the stage in front has made; (2, cuts)."""
+        """Bytes a sample across each cut: all, what the stage in front has made, and the largest tensor; (3, cuts)."""
         values = self._found.once(("crossing", stages), partial(self._values_crossing, bounds))
         share = shared.held[values.layer]
         # Further outputs may be cut smaller.
         share = np.where(values.further & (share < 1), 0.0, share)
         of_cuts = (np.bincount(values.cut, share * sizes, len(bounds) - 2) for sizes in (values.bytes, values.made))
-        return np.array(list(of_cuts))
+        largest = np.zeros(len(bounds) - 2)
+        np.maximum.at(largest, values.cut, share * values.bytes)
+        return np.array([*of_cuts, largest])
 
     def _values_crossing(self, bounds: Sequence[int]) -> _Values:
         network, flow = self._costs.network, data_flow(self._costs.network)
@@ -392,8 +394,7 @@ class MemoryBounds:
 def bounds_of(costs: CostModel, choices: Choices) -> MemoryBounds:
     """Bounds of candidates with such choices, which searches on other links or devices share."""
 
-    def find() -> MemoryBounds:
-        return MemoryBounds(costs, choices, SharedWorks(as_held(costs.network, costs.dtype), choices.settings))
-
+    shared = partial(SharedWorks, as_held(costs.network, costs.dtype), choices.settings)
     held = tuple(tuple(chosen.items()) for chosen in choices.held)
-    return costs.plans.found.once(("memory bounds", choices.settings, choices.schedules, held), find)
+    known = "memory bounds", choices.settings, choices.schedules, held
+    return costs.plans.found.once(known, lambda: MemoryBounds(costs, choices, shared()))

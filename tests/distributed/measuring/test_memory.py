@@ -346,10 +346,11 @@ def test_the_tracked_peak_of_the_largest_rank_is_predicted(tmp_path: Path, ranks
     cases += [f"Dropping {strategy} dtype=bf16" for strategy in ("d2", "t2", "p2 micro_batches=4")] * (ranks == 2)
     in_parts = "zb", "zbv", "dualpipev"
     cases += [f"Tied p2 schedule={schedule} micro_batches=4" for schedule in ("gpipe", *in_parts) if ranks == 2]
-    # Of two values of one size that cross a cut, as Residual's stages would hand on, gradients count as one.
-    cases += [f"Plain p2 schedule={schedule}" for schedule in ("zbv micro_batches=4", "dualpipev micro_batches=8")] * (
-        ranks == 2
-    )
+    # Stages of the other two begin with a sum, whose two gradients are one tensor.
+    handed = "zbv micro_batches=4", "dualpipev micro_batches=8"
+    of_ranks = itertools.product((*both, "Decoder"), handed)
+    cases += [f"{name} p2 schedule={schedule}" for name, schedule in of_ranks] * (ranks == 2)
+    cases += ["Decoder p2 schedule=zb micro_batches=4", "Spread p2 schedule=zb micro_batches=4"] * (ranks == 2)
     cases += [f"Tied {case}" for case in OF_VOCABULARY[ranks]]
     cases += [f"Tied {case}" for case in ("z2d2", "z3d2", "z3d2 recompute=all", "p2 micro_batches=4 recompute=all")] * (
         ranks == 2
