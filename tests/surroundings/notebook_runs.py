@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import os
 import sys
+import tempfile
 from pathlib import Path
 from unittest import mock
 
 import nbformat
 from nbclient import NotebookClient
+from traitlets.config import Config
 
 NOTEBOOKS = Path(__file__).parents[2] / "docs" / "notebooks"
 _LIMIT_S = 1500
@@ -25,13 +27,16 @@ def executed(name: str, folder: Path, *, more: str = "") -> nbformat.NotebookNod
         notebook.cells.append(nbformat.v4.new_code_cell(more))
     # Its cells type the commands, which lie beside this Python.
     path = os.pathsep.join((str(Path(sys.executable).parent), os.environ["PATH"]))
-    with mock.patch.dict(os.environ, PATH=path, TMPDIR=str(folder)):
+    with tempfile.TemporaryDirectory() as sockets, mock.patch.dict(os.environ, PATH=path, TMPDIR=str(folder)):
+        # A TCP port is picked before the kernel binds it, and another test's ranks may take it between the two.
+        connection = {"transport": "ipc", "ip": f"{sockets}/kernel"}
         client = NotebookClient(
             notebook,
             timeout=_LIMIT_S,
             kernel_name="python3",
             coalesce_streams=True,
             resources={"metadata": {"path": str(folder)}},
+            config=Config({"KernelManager": connection}),
         )
         client.execute()
     return notebook

@@ -18,6 +18,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
+from networks import free_ports
+
 NODES = ("node1", "node2")
 _PROGRAMS = ("munged", "slurmctld", "slurmd", "sbatch", "squeue", "srun", "scontrol", "sinfo")
 _START_S = 60.0
@@ -98,7 +100,7 @@ def running_cluster(folder: Path) -> Iterator[SlurmCluster]:
     """
     host = socket.gethostname().partition(".")[0]
     configuration = folder / "slurm.conf"
-    configuration.write_text(_CONFIGURATION.format(host=host, folder=folder, ports=_free_ports(4)))
+    configuration.write_text(_CONFIGURATION.format(host=host, folder=folder, ports=free_ports(4)))
     (folder / "state").mkdir()
     cluster = SlurmCluster(folder=folder, variables={"SLURM_CONF": str(configuration), "PATH": _search_path()})
     started: list[subprocess.Popen[bytes]] = []
@@ -119,14 +121,6 @@ def running_cluster(folder: Path) -> Iterator[SlurmCluster]:
 def _search_path() -> str:
     # Daemons lie where a user's PATH need not lead.
     return f"{os.environ.get('PATH', '')}:/usr/sbin:/sbin"
-
-
-def _free_ports(count: int) -> list[int]:
-    with contextlib.ExitStack() as stack:
-        sockets = [stack.enter_context(socket.socket()) for _ in range(count)]
-        for each in sockets:
-            each.bind(("127.0.0.1", 0))
-        return [each.getsockname()[1] for each in sockets]
 
 
 def _start_munge(folder: Path, started: list[subprocess.Popen[bytes]]) -> None:

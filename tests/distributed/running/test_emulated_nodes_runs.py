@@ -15,7 +15,7 @@ import pytest
 pytest.importorskip("torch")
 
 from in_process import run_in_process
-from namespaces_held import held, namespaces_of, needs_nodes
+from networks import held, namespaces_of, needs_nodes
 from survival_program import children, start, wait_for, write_networks
 
 from calibrate.fitting.fit import fit_profile

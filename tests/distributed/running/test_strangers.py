@@ -15,6 +15,7 @@ import pytest
 
 pytest.importorskip("torch")
 
+from networks import free_ports
 from strangers import JOINS_AS_RANK_1, PRIES, WRITES_KEYS, network_of_its_own, stranger
 
 from paradl_bench.core.errors import WorkError
@@ -27,13 +28,6 @@ TRAIN = ["train", "squeezenet1_0", "--strategy", "d2", "--batch", "8", "--input-
 
 def command(output: Path, *options: str) -> list[str]:
     return [sys.executable, "-m", "paradl_bench", *TRAIN, "-o", str(output), *options]
-
-
-def free_port() -> int:
-    with socket.socket() as taken:
-        taken.bind(("127.0.0.1", 0))
-        port: int = taken.getsockname()[1]
-    return port
 
 
 def task(output: Path, rank: int, port: int, secret: str = "a secret of these tests alone") -> subprocess.Popen[str]:
@@ -72,7 +66,7 @@ def until_it_listens(port: int) -> None:
 
 def test_a_stranger_that_joins_as_rank_1_runs_nothing(tmp_path: Path) -> None:
     """torch's own way to join: it gets in where ranks meet without a secret, and has rank 0 unpickle what it sends."""
-    port, marker = free_port(), Path("/tmp") / f"paradl-stranger-{os.getpid()}"
+    (port,), marker = free_ports(1), Path("/tmp") / f"paradl-stranger-{os.getpid()}"
     first = task(tmp_path / "out", 0, port)
     until_it_listens(port)
     with stranger(JOINS_AS_RANK_1, port, marker):
@@ -90,7 +84,7 @@ def test_a_stranger_that_joins_as_rank_1_runs_nothing(tmp_path: Path) -> None:
 
 
 def test_foreign_keys_in_the_store_end_the_run(tmp_path: Path) -> None:
-    port = free_port()
+    (port,) = free_ports(1)
     first = task(tmp_path / "out", 0, port)
     until_it_listens(port)
     with stranger(WRITES_KEYS, port):
@@ -101,7 +95,7 @@ def test_foreign_keys_in_the_store_end_the_run(tmp_path: Path) -> None:
 
 
 def test_ranks_with_different_secrets_do_not_meet(tmp_path: Path) -> None:
-    port = free_port()
+    (port,) = free_ports(1)
     both = [task(tmp_path / "out", rank, port, f"the secret of rank {rank}") for rank in range(2)]
     errors = [started.communicate(timeout=240)[1] for started in both]
     assert {started.returncode for started in both} == {3}

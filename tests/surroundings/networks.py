@@ -1,10 +1,12 @@
-"""Whether nodes can be emulated here, and which network namespaces somebody holds."""
+"""Whether nodes can be emulated here, which network namespaces somebody holds, and which ports are free."""
 
 from __future__ import annotations
 
 import contextlib
 import os
+import random
 import shutil
+import socket
 from pathlib import Path
 
 import pytest
@@ -47,3 +49,21 @@ def held(namespaces: set[str]) -> set[str]:
                 found.add(os.readlink(link))
     mounted = Path("/proc/self/mountinfo").read_text()
     return {name for name in namespaces if name in found or name in mounted}
+
+
+def free_ports(count: int) -> list[int]:
+    """TCP ports that nobody uses, for processes that are told theirs.
+
+    They lie below those that kernels give out by themselves (from 32768) and below those that ranks derive from a job's
+    number (from 20000): no connection of another test can take one before its process binds it.
+    """
+    found: list[int] = []
+    with contextlib.ExitStack() as held_until_all_are_found:
+        for port in random.sample(range(10000, 20000), 1000):
+            listener = held_until_all_are_found.enter_context(socket.socket())
+            with contextlib.suppress(OSError):
+                listener.bind(("127.0.0.1", port))
+                found.append(port)
+            if len(found) == count:
+                return found
+    raise OSError(f"fewer than {count} of 1,000 ports are free")
