@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import itertools
 import math
 from collections.abc import Iterator, Sequence
@@ -58,19 +59,27 @@ class Finder:
 
     @property
     def left_out(self) -> Iterator[str]:
-        """As of :class:`~predict.search.candidates.shared_axes.SharedAxes`, once all meshes are found."""
+        """As of :class:`~predict.search.candidates.shared_axes.SharedAxes`, once all sharings are found."""
         return self._shared_axes.left_out()
 
-    def meshes(self) -> Iterator[Mesh]:
-        """Those within the limits of their axes and of the batch."""
+    def sharings(self) -> Iterator[Sharing]:
+        """Axes that share layers, none first, within their limits."""
         alone: Sharing = (), ()
-        # One after the other: what is found of one is asked for again by its meshes.
-        for shared, chosen in itertools.chain((alone,), self._shared_axes):
-            rest = self._ranks // math.prod(axis.degree for axis in shared)
-            for stages in divisors(rest):
-                mesh = Mesh(shared, stages, rest // stages, chosen=chosen)
-                if self._possible(mesh):
-                    yield from self._with_zero(mesh)
+        return itertools.chain((alone,), self._shared_axes)
+
+    def counting_in(self, impossible: RuledOut) -> Finder:
+        """The same, with all that it has found; it counts by itself what cannot be."""
+        other = copy.copy(self)
+        other._impossible = impossible
+        return other
+
+    def meshes(self, sharing: Sharing, stages: int) -> Iterator[Mesh]:
+        """Those with such axes and so many stages, within the limits of the batch."""
+        shared, chosen = sharing
+        replicas, left = divmod(self._ranks // stages, math.prod(axis.degree for axis in shared))
+        mesh = Mesh(shared, stages, replicas, chosen=chosen)
+        if not left and self._possible(mesh):
+            yield from self._with_zero(mesh)
 
     def _possible(self, mesh: Mesh) -> bool:
         """Whether a mesh is, but for the axes that share layers; else its placements are counted."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Hashable, Iterable
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 from paradl_bench.core.errors import uneven
 from paradl_bench.plan.collectives.catalog import OF_STRATEGIES
@@ -12,6 +13,14 @@ from paradl_bench.plan.strategy import Strategy
 
 _REASONS = 2
 _MEASURE = "measure it:"
+
+
+class Counted(NamedTuple):
+    """Numbers of strategies by why they cannot be, the replicas of :class:`RuledOut`, and reasons of settings alone."""
+
+    counts: dict[str, int]
+    uneven_replicas: set[int]
+    partly: set[str]
 
 
 @dataclass(slots=True)
@@ -32,6 +41,17 @@ class RuledOut:
         """Another that has counted as much."""
         counted = self.counts.copy(), self.lacking.copy(), self.uneven_replicas.copy()
         return RuledOut(*counted, self._known.copy(), self._partly.copy())
+
+    @property
+    def counted(self) -> Counted:
+        """What it has counted."""
+        return Counted(dict(self.counts), self.uneven_replicas, self._partly)
+
+    def add_all(self, of_others: Counted) -> None:
+        """What was counted of other strategies."""
+        self.counts.update(of_others.counts)
+        self.uneven_replicas |= of_others.uneven_replicas
+        self._partly |= of_others.partly
 
     def add(self, reason: str, strategies: int = 1) -> None:
         """So many strategies more."""

@@ -12,9 +12,8 @@ asked for and is left out is said in ``Space.not_searched``.
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Protocol
 
 import msgspec
 import numpy as np
@@ -29,34 +28,15 @@ from paradl_bench.plan.strategy import Strategy
 from paradl_bench.strategies.exchange.options import ExchangeOptions, bucket_limits
 from paradl_bench.strategies.pipeline.axis import PipelineOptions
 from predict.costs.sourced import Floats, Ints
-from predict.search.candidates.finder import MOST_TRIED_MICRO_BATCHES, Finder
+from predict.search.candidates.choices import Bounds, Choices, unneeded
+from predict.search.candidates.finder import Finder
 from predict.search.candidates.mesh import Mesh, MeshColumns, Settings, alike, divisors
+from predict.search.candidates.parts import Part, Parts, not_searched
 from predict.search.candidates.refusals import Held, possible_choices
 from predict.search.candidates.ruled_out import RuledOut
 
 _NO_SCHEDULE = "gpipe"
 """What settings without a pipeline say, which is their default."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Choices:
-    """What settings of candidates are chosen from.
-
-    Attributes:
-        settings: of the batch and of whatever is not searched. schedules: by name.
-        held: choices of what a device keeps.
-    """
-
-    settings: PlanSettings
-    schedules: tuple[str, ...]
-    held: tuple[Held, ...]
-
-
-class Bounds(Protocol):
-    """What candidates hold at least."""
-
-    def of_mesh(self, mesh: Mesh, rows: Settings, within: float) -> Floats:
-        """Bytes of a mesh's candidates, of which each row has the settings; not the tightest where more than within."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -134,7 +114,7 @@ class Space(Choices):
 
     def unneeded(self, may_fit: NDArray[np.bool_]) -> NDArray[np.bool_]:
         """Candidates with a choice that is made within a limit alone, which may fit without it."""
-        return _unneeded(self.held, (self.strategy, self.micro_batches, self.schedule, self.cap), self.again, may_fit)
+        return unneeded(self.held, (self.strategy, self.micro_batches, self.schedule, self.cap), self.again, may_fit)
 
     def is_pipelined(self, candidate: int) -> bool:
         """Whether the candidate has stages."""
@@ -175,120 +155,65 @@ def find_space(
     held = possible_choices(network, settings, held_choices() if held is None else held, impossible, computed_in[0])
     choices = Choices(settings=settings, schedules=names, held=held)
     finder = Finder(network, settings, ranks, names, caps, held, impossible, like)
-    found = _Found(choices, bounding(choices) if bounding else None, within)
-    for mesh in finder.meshes():
-        rows = finder.combinations(mesh) if finder.trains_in(mesh, *computed_in) else None
-        if rows is not None and len(rows):
-            found.add(mesh, rows)
-    if not found.all_meshes:
+    finding = Parts(choices, finder, computed_in, bounding(choices) if bounding else None, within)
+    parts = finding.of(divisors(ranks))
+    for part in parts:
+        impossible.add_all(part.impossible)
+    if not any(part.placements for part in parts):
         why = impossible.why_none(settings.batch, ranks)
         raise UserError(f"no strategy of {network.name} on {ranks} ranks with batch {settings.batch}: {why}")
-    if not found.meshes:
+    if not any(part.meshes for part in parts):
         wider = 2 * max(within, 1.0)
         return find_space(network, settings, ranks, caps_mb, held, computed_in, like, bounding, wider)
-    return found.space(caps, impossible, (*_left_out(settings, found.all_meshes, held), *finder.left_out))
+    several = len({choice["recompute"] for choice in held}) > 1
+    blocks = ("recomputing only some blocks (--recompute)",) if several else ()
+    return _joined(parts, finding, caps, impossible, (*not_searched(parts), *blocks, *finder.left_out))
 
 
-class _Found:
-    """Collects the candidates of meshes that may fit."""
-
-    def __init__(self, choices: Choices, bounds: Bounds | None, within: float) -> None:
-        self._choices, self._bounds, self._within = choices, bounds, within
-        self.all_meshes: list[Mesh] = []
-        self.meshes: list[Mesh] = []
-        self._strategies: list[Strategy] = []
-        self._mesh_of: list[int] = []
-        self._rows: list[Settings] = []
-        self._bytes: list[Floats] = []
-        self._placements = self._too_large = 0
-
-    def add(self, mesh: Mesh, rows: Settings) -> None:
-        """Those of a mesh, of which each row has the settings."""
-        self.all_meshes.append(mesh)
-        self._placements += mesh.order_count
-        if self._bounds is not None:
-            least = self._bounds.of_mesh(mesh, rows, self._within)
-            fits = least <= self._within
-            # No row follows one that fits where none does.
-            if fits.any():
-                *others, again = rows.T
-                needed = ~_unneeded(self._choices.held, others, again, fits)
-                self._too_large += mesh.order_count * int((~fits & needed).sum())
-            else:
-                self._too_large += mesh.order_count * len(rows)
-            rows = rows[fits]
-            self._bytes.append(np.tile(least[fits], mesh.order_count))
-        if not len(rows):
-            return
-        strategies = [Strategy(axes=order) for order in mesh.orders]
-        numbers = np.arange(len(self._strategies), len(self._strategies) + len(strategies), dtype=rows.dtype)
-        self._rows.append(np.column_stack([np.repeat(numbers, len(rows)), np.tile(rows, (len(strategies), 1))]))
-        self._strategies += strategies
-        self._mesh_of += [len(self.meshes)] * len(strategies)
-        self.meshes.append(mesh)
-
-    def space(self, caps_mb: tuple[float | None, ...], impossible: RuledOut, not_searched: tuple[str, ...]) -> Space:
-        """All of them."""
-        strategy, micro_batches, schedule, cap, again = np.concatenate(self._rows).T
-        found = Answers()
-        if self._bounds is not None:
-            found.once(("bounds", self._within), lambda: np.concatenate(self._bytes))
-        return Space(
-            settings=self._choices.settings,
-            schedules=self._choices.schedules,
-            held=self._choices.held,
-            strategies=tuple(self._strategies),
-            meshes=tuple(self.meshes),
-            mesh_of=np.array(self._mesh_of),
-            caps_mb=caps_mb,
-            strategy=strategy,
-            micro_batches=micro_batches,
-            schedule=schedule,
-            cap=cap,
-            again=again,
-            impossible=impossible,
-            not_searched=not_searched,
-            placements=self._placements,
-            too_large=self._too_large,
-            found=found,
-        )
-
-
-def _unneeded(
-    held: Sequence[Held],
-    others: Sequence[NDArray[np.integer]],
-    again: NDArray[np.integer],
-    may_fit: NDArray[np.bool_],
-) -> NDArray[np.bool_]:
-    """Rows that have a choice which is made within a limit alone, and follow one that may fit without it.
-
-    Args:
-        others: columns of all other settings. again: what is held, by index.
-    """
-    chosen = np.zeros(len(held), bool)
-    for name, (without, *_) in CHOICES_WITHIN_A_LIMIT.items():
-        if len({choice.get(name) for choice in held}) > 1:
-            chosen |= np.array([choice[name] != without for choice in held])
-    # A row follows the one that differs from it in that choice alone, where that is there.
-    follows = may_fit[:-1] & (again[1:] == again[:-1] + 1)
-    for column in others:
-        follows &= column[1:] == column[:-1]
-    return np.asarray(chosen[again] & np.append(False, follows))
-
-
-def _left_out(settings: PlanSettings, meshes: Sequence[Mesh], held: Sequence[Held]) -> Iterator[str]:
-    """What could be asked for of the meshes and has no candidates."""
-    locally = {settings.batch // mesh.samplers for mesh in meshes}
-    if any(divisors(local)[-1] > MOST_TRIED_MICRO_BATCHES for local in locally):
-        yield f"more than {MOST_TRIED_MICRO_BATCHES} micro-batches"
-    if any(mesh.exchanges and mesh.stages == 1 and mesh.zero < 2 for mesh in meshes):
-        yield "gradients exchanged by node leaders or in segments (--exchange)"
-    if any(mesh.zero for mesh in meshes):
-        yield "replicas inside of shards, or of ZeRO stage 1 (z3d4d2, d2z1d4)"
-    if any(mesh.stages > 1 for mesh in meshes):
-        yield "pipeline stages that do not balance FLOPs (--stages)"
-    if len({choice["recompute"] for choice in held}) > 1:
-        yield "recomputing only some blocks (--recompute)"
+def _joined(
+    parts: Sequence[Part],
+    finding: Parts,
+    caps_mb: tuple[float | None, ...],
+    impossible: RuledOut,
+    not_searched: tuple[str, ...],
+) -> Space:
+    """All candidates in the order of sharings, and of stages."""
+    fitting = (each for part in parts for each in part.fitting(finding.sharings))
+    meshes: list[Mesh] = []
+    strategies: list[Strategy] = []
+    mesh_of: list[int] = []
+    columns: list[Settings] = []
+    least_bytes: list[Floats] = []
+    for _, mesh, rows, least in sorted(fitting, key=lambda each: (each[0], each[1].stages)):
+        orders = [Strategy(axes=order) for order in mesh.orders]
+        numbers = np.arange(len(strategies), len(strategies) + len(orders), dtype=rows.dtype)
+        columns.append(np.column_stack([np.repeat(numbers, len(rows)), np.tile(rows, (len(orders), 1))]))
+        least_bytes.append(np.tile(least, len(orders)))
+        mesh_of += [len(meshes)] * len(orders)
+        strategies += orders
+        meshes.append(mesh)
+    strategy, micro_batches, schedule, cap, again = np.concatenate(columns).T
+    space = Space(
+        settings=finding.choices.settings,
+        schedules=finding.choices.schedules,
+        held=finding.choices.held,
+        strategies=tuple(strategies),
+        meshes=tuple(meshes),
+        mesh_of=np.array(mesh_of),
+        caps_mb=caps_mb,
+        strategy=strategy,
+        micro_batches=micro_batches,
+        schedule=schedule,
+        cap=cap,
+        again=again,
+        impossible=impossible,
+        not_searched=not_searched,
+        placements=sum(part.placements for part in parts),
+        too_large=sum(part.too_large for part in parts),
+    )
+    if finding.bounds is not None:
+        space.found.once(("bounds", finding.within), lambda: np.concatenate(least_bytes))
+    return space
 
 
 def hold_activations_of(space: Space, candidate: int) -> NDArray[np.bool_]:

@@ -42,8 +42,9 @@ from paradl_bench.strategies.pipeline.stage_shards import widths_inside
 from paradl_bench.strategies.pipeline.stages import first_stage, stage_bounds
 from predict.costs.cost_model import CostModel
 from predict.costs.sourced import Floats, Ints
-from predict.search.candidates.mesh import Mesh, MeshPlans, Settings, plans_of
-from predict.search.candidates.space import Choices, Space
+from predict.search.candidates.choices import Choices
+from predict.search.candidates.mesh import Mesh, MeshPlans, Settings, Sharing, plans_of
+from predict.search.candidates.space import Space
 from predict.search.pricing.activations import Activations, ActivationsByLayer, UnderWay
 from predict.search.pricing.links import sums_of_ranks
 from predict.search.pricing.shared_work import SharedWork, SharedWorks
@@ -81,6 +82,7 @@ class _Units(NamedTuple):
 
 _Kind = tuple[str, int]
 """Of plans what they have beside their mesh and micro-batches: a schedule's name, and the index of what is held."""
+_StagesOfKinds = Sequence[tuple[_Kind, _Stages]]
 
 
 class _Values(NamedTuple):
@@ -148,6 +150,10 @@ class MemoryBounds:
             plan_bytes[rows] = self._of(space.meshes[mesh[rows[0]]], plans, within)
         return plan_bytes[plan_of]
 
+    def know(self, sharing: Sharing) -> None:
+        """Find what all meshes with such axes ask for."""
+        self.shared.of(sharing)
+
     def of_mesh(self, mesh: Mesh, rows: Settings, within: float) -> Floats:
         """Of a mesh's candidates, of which each row has the settings; as :meth:`of`."""
         least = self._least(mesh)
@@ -188,9 +194,7 @@ class MemoryBounds:
             np.minimum.at(least, plans.kind, bounds)
         return bounds
 
-    def _peaks(
-        self, mesh: Mesh, counts: Ints, kind: Ints, kinds: Sequence[tuple[_Kind, _Stages]], units: _Units
-    ) -> Floats:
+    def _peaks(self, mesh: Mesh, counts: Ints, kind: Ints, kinds: _StagesOfKinds, units: _Units) -> Floats:
         """The larger of what the first rank holds in backward, and of what any does when that is over, or updates.
 
         Args:
@@ -222,13 +226,7 @@ class MemoryBounds:
         return np.asarray(np.maximum(first, (held + np.maximum(at_end, updating)).max(axis=1)[kind]))
 
     def _active(
-        self,
-        mesh: Mesh,
-        counts: Ints,
-        kind: Ints,
-        kinds: Sequence[tuple[_Kind, _Stages]],
-        units: _Units,
-        gradients: Floats,
+        self, mesh: Mesh, counts: Ints, kind: Ints, kinds: _StagesOfKinds, units: _Units, gradients: Floats
     ) -> Floats:
         """What the first rank has of activations, and of gradients beside them from the second micro-batch on."""
         at_once = (self._choices.settings.batch // mesh.samplers // counts)[:, None, None]
@@ -393,7 +391,6 @@ class MemoryBounds:
 
 def bounds_of(costs: CostModel, choices: Choices) -> MemoryBounds:
     """Bounds of candidates with such choices, which searches on other links or devices share."""
-
     shared = partial(SharedWorks, as_held(costs.network, costs.dtype), choices.settings)
     held = tuple(tuple(chosen.items()) for chosen in choices.held)
     known = "memory bounds", choices.settings, choices.schedules, held
