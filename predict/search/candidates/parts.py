@@ -12,8 +12,8 @@ from predict.costs.sourced import Floats
 from predict.search.candidates.choices import Bounds, Choices, unneeded
 from predict.search.candidates.finder import MOST_TRIED_MICRO_BATCHES, Finder
 from predict.search.candidates.mesh import Mesh, Settings, Sharing, divisors
-from predict.search.candidates.processes import find_each
 from predict.search.candidates.ruled_out import Counted, RuledOut
+from predict.search.processes import find_each
 
 _MANY = 1000
 """Sharings times numbers of stages from which on their bounds take longer than a second."""

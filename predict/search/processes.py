@@ -3,16 +3,15 @@
 from __future__ import annotations
 
 import contextlib
+import gc
 import multiprocessing
 import os
 import threading
 from collections.abc import Callable, Iterator, Sequence
-from typing import TYPE_CHECKING, TypeVar
+from multiprocessing.connection import Connection
+from typing import TypeVar
 
 import msgspec
-
-if TYPE_CHECKING:
-    from multiprocessing.connection import Connection
 
 T = TypeVar("T")
 
@@ -34,13 +33,18 @@ def find_each(find: Callable[[int], T], items: Sequence[int], found: type[T]) ->
     copies = min(len(os.sched_getaffinity(0)), _MOST_PROCESSES, len(items)) - 1
     if threading.active_count() > 1:
         copies = 0
+
+    def answers() -> list[tuple[int, T]]:
+        return [(place, find(items[place])) for place in _taken(places)]
+
+    decoder = msgspec.msgpack.Decoder(list[tuple[int, found]])  # type: ignore[valid-type]
     with _places(len(items)) as places, contextlib.ExitStack() as started:
-        answers = [started.enter_context(_copy(find, items, places)) for _ in range(copies)]
-        known = dict(_own(find, items, places))
-        for answer in answers:
+        others = [started.enter_context(_copy(answers)) for _ in range(copies)]
+        known = dict(answers())
+        for other in others:
             # A copy that was ended has said nothing.
             with contextlib.suppress(EOFError):
-                known.update(msgspec.msgpack.decode(answer.recv_bytes(), type=list[tuple[int, found]]))  # type: ignore[valid-type]
+                known.update(decoder.decode(other.recv_bytes()))
     return [known[place] if place in known else find(item) for place, item in enumerate(items)]
 
 
@@ -56,19 +60,18 @@ def _places(count: int) -> Iterator[int]:
         os.close(reader)
 
 
-def _own(find: Callable[[int], T], items: Sequence[int], places: int) -> Iterator[tuple[int, T]]:
-    """The places that this process gets, with what is found of their items."""
+def _taken(places: int) -> Iterator[int]:
+    """The places that this process gets."""
     while taken := os.read(places, _PLACE_BYTES):
-        place = int.from_bytes(taken, "little")
-        yield place, find(items[place])
+        yield int.from_bytes(taken, "little")
 
 
 @contextlib.contextmanager
-def _copy(find: Callable[[int], T], items: Sequence[int], places: int) -> Iterator[Connection]:
-    """A forked copy of this process at work, and where its answer comes; it is ended with the context."""
+def _copy(answers: Callable[[], list[tuple[int, T]]]) -> Iterator[Connection]:
+    """A forked copy of this process at work, and where its answers come; it is ended with the context."""
     context = multiprocessing.get_context("fork")
     reader, writer = context.Pipe(duplex=False)
-    copy = context.Process(target=_answer, args=(find, items, places, writer), daemon=True)
+    copy = context.Process(target=_send, args=(answers, writer), daemon=True)
     copy.start()
     writer.close()
     try:
@@ -79,9 +82,10 @@ def _copy(find: Callable[[int], T], items: Sequence[int], places: int) -> Iterat
         reader.close()
 
 
-def _answer(find: Callable[[int], T], items: Sequence[int], places: int, writer: Connection) -> None:
-    try:
-        writer.send_bytes(msgspec.msgpack.encode(list(_own(find, items, places))))
-    except BaseException:
-        # What an item raises is raised where it is worked on again: by the first process, which misses its answer.
-        os._exit(1)
+def _send(answers: Callable[[], list[tuple[int, T]]], writer: Connection) -> None:
+    # To look through what this process held before would copy its memory.
+    gc.freeze()
+    # What an item raises is raised by the first process, which misses the answer and works on it again.
+    with contextlib.suppress(BaseException):
+        writer.send_bytes(msgspec.msgpack.encode(answers()))
+    os._exit(0)

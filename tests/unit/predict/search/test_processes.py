@@ -15,7 +15,7 @@ from search_cases import found, profile_of
 
 from calibrate.profile.profile import write_profile
 from predict.search.candidates import parts
-from predict.search.candidates.processes import find_each
+from predict.search.processes import find_each
 
 
 class Found(msgspec.Struct, frozen=True):
