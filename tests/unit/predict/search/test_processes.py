@@ -59,7 +59,7 @@ def test_what_an_ended_copy_had_is_found_again() -> None:
     assert [answer.square for answer in find_each(find, range(9), Found)] == [number**2 for number in range(9)]
 
 
-def test_what_an_item_raises_is_raised_once_and_no_copy_stays(capfd: pytest.CaptureFixture[str]) -> None:
+def test_an_items_error_is_raised_and_no_copy_stays(capfd: pytest.CaptureFixture[str]) -> None:
     def find(number: int) -> Found:
         if number == 5:
             raise ValueError("five")
