@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import functools
+import itertools
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import NamedTuple
 
@@ -87,6 +88,11 @@ def layers_with_gradient(network: ModelGraph, *, input_has_gradient: bool = Fals
         input_has_gradient: whether what the network reads needs a gradient too.
     """
     return list(_with_gradient(Same(network), input_has_gradient))
+
+
+def names_with_gradient(network: ModelGraph) -> frozenset[str]:
+    """Names of the layers of :func:`layers_with_gradient`."""
+    return frozenset(layer.name for layer in itertools.compress(network.layers, layers_with_gradient(network)))
 
 
 # Every plan of a network asks, for every degree of every axis.

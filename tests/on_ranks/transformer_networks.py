@@ -160,6 +160,20 @@ class Fused(Own):
         return self.out(F.scaled_dot_product_attention(q, k, v).transpose(1, 2).flatten(2))
 
 
+class Scaled(Own):
+    """Norms of each head's queries and keys, of which one is shared, and scales that all heads have in common."""
+
+    def add_attention(self) -> None:
+        head = WIDTH // self.heads
+        self.of_both, self.of_keys = nn.LayerNorm(head), nn.RMSNorm(head)
+        self.gain, self.temperature = nn.Parameter(torch.rand(head)), nn.Parameter(torch.zeros(()))
+
+    def attend(self, x: torch.Tensor) -> torch.Tensor:
+        q, k, v = (part.unflatten(-1, (self.heads, -1)).transpose(1, 2) for part in self.qkv(x).chunk(3, dim=-1))
+        q, k = self.of_both(q) * (1 + self.gain), self.of_keys(self.of_both(k)) * self.temperature.exp()
+        return self.out(F.scaled_dot_product_attention(q, k, v).transpose(1, 2).flatten(2))
+
+
 class Tied(nn.Module):
     """Token ids to logits: the embedding is the output layer too, and the first block's projection the last one's."""
 

@@ -320,8 +320,9 @@ class ShardedOperations(RankOperations):
         one = len(layer.input_shapes) == 1
         if one and gradient.size < whole and not (self._is_cut(i) or self._is_cut(source)):
             gradient = self._replaced(gradient, whole)
-        for _ in of_operation(shard.after_bw, "all_reduce"):
-            gradient = self._replaced(gradient, self._rows_bytes(shard.layer))
+        # Of several inputs those that are whole have such a sum.
+        for _ in of_operation(shard.after_bw, "all_reduce") if one or not self._is_cut(source) else ():
+            gradient = self._replaced(gradient, self._rows_bytes(shard.layer) if one else gradient.size)
         for scatter in of_operation(shard.after_bw, "reduce_scatter"):
             gradient = self._replaced(gradient, whole, (scatter.ranks + 1) * scatter.message_bytes)
         return gradient

@@ -59,18 +59,29 @@ class CannotCut(Exception):
     """Why an operation does not run on a part."""
 
 
-def cuts_of_inputs(layer: Layer, cut: Cut) -> tuple[Cut | None, ...]:
+def cuts_of_inputs(layer: Layer, cut: Cut, parameters: Sequence[Shape] = ()) -> tuple[Cut | None, ...]:
     """Per tensor that the layer reads, how it is cut where the output is; None where it is read whole.
 
+    Args:
+        parameters: shapes of the layer's, which are read whole.
+
     Raises:
-        CannotCut: the operation needs more than its part; the message says what it is.
+        CannotCut: the operation needs more than its part, or a parameter has a part for each rank; the message says
+            what it is.
     """
     rule = _RULES.get(layer.kind) or _OPAQUE.get(str(layer.attributes.get("function")))
     if layer.kind == "copy" and layer.attributes.get("function") not in _PLAIN_COPIES:
         rule = None
-    if rule is None or layer.parameters or not layer.input_shapes:
+    if layer.parameters and (layer.kind not in _WITH_PARAMETERS or any(_has_dim(shape, cut) for shape in parameters)):
+        rule = None
+    if rule is None or not layer.input_shapes:
         raise CannotCut(f"{_what(layer)}, which needs all of it")
     return rule(layer, cut)
+
+
+def _has_dim(shape: Shape, cut: Cut) -> bool:
+    """Whether an operand has the dim that is cut, and is not repeated along it."""
+    return len(shape) >= -cut.dim and shape[cut.dim] != 1
 
 
 def _what(layer: Layer) -> str:
@@ -84,7 +95,7 @@ def _element_by_element(layer: Layer, cut: Cut) -> tuple[Cut | None, ...]:
 
 def _broadcast(layer: Layer, shape: Shape, cut: Cut) -> Cut | None:
     """The cut of one operand; None for one that has the dim once or not at all, and is repeated along it."""
-    if len(shape) < -cut.dim or shape[cut.dim] == 1:
+    if not _has_dim(shape, cut):
         return None
     if shape[cut.dim] != layer.output_shape[cut.dim]:
         raise CannotCut(f"{_what(layer)}, whose operands do not line up")
@@ -104,9 +115,25 @@ def _softmax(layer: Layer, cut: Cut) -> tuple[Cut | None, ...]:
 
 
 def _is_along(layer: Layer, cut: Cut) -> bool:
-    """Whether the dim that a layer works along may be the one that is cut: shapes leave out the batch, dims do not."""
-    dims = len(layer.output_shape)
-    return layer.attributes["dim"] in (cut.dim, cut.dim + dims, cut.dim + dims + 1)
+    """Whether a dim that a layer works along may be the one that is cut: shapes leave out the batch, dims do not."""
+    dims, along = len(layer.output_shape), layer.attributes["dim"]
+    return not {cut.dim, cut.dim + dims, cut.dim + dims + 1}.isdisjoint(along if isinstance(along, tuple) else (along,))
+
+
+def _reduced(layer: Layer, cut: Cut) -> tuple[Cut | None, ...]:
+    """A sum or mean over dims that stay, with one position each."""
+    (shape,) = layer.input_shapes
+    if layer.attributes["dim"] is None or len(shape) != len(layer.output_shape) or _is_along(layer, cut):
+        raise CannotCut(f"{_what(layer)}, which needs all of it")
+    return (cut,)
+
+
+def _normalised(layer: Layer, cut: Cut) -> tuple[Cut | None, ...]:
+    """Layer and RMS normalisation over features of a head, which are the last dims."""
+    function, size = layer.attributes["function"], layer.attributes["size"]
+    if function not in ("layer_norm", "rms_norm") or not isinstance(size, tuple) or -cut.dim <= len(size):
+        raise CannotCut(f"{_what(layer)}, which needs all of it")
+    return (cut,)
 
 
 def _mask(layer: Layer, cut: Cut) -> tuple[Cut | None, ...]:
@@ -211,11 +238,15 @@ _RULES: dict[str, Rule] = {
     "dropout": _dropout,
     "mask": _mask,
     "softmax": _softmax,
+    "reduction": _reduced,
+    "norm": _normalised,
     "matmul": _product,
     "attention": _attention,
     "view": _view,
     "cat": _joined,
 }
+_WITH_PARAMETERS = ("elementwise", "norm")
+"""Kinds whose parameters are repeated along dims that they lack."""
 _PLAIN_COPIES = ("contiguous", "clone", "float", "to", "type_as")
 _OPAQUE: dict[str, Rule] = dict.fromkeys(
     ("clamp", "clip", "square", "sin", "cos", "erf", "addcmul", "lerp"), _element_by_element

@@ -25,6 +25,7 @@ from paradl_bench.strategies.running.nested_sharding import one_inside
 from paradl_bench.strategies.running.own_randomness import OwnRandomness
 from paradl_bench.strategies.running.parameters import replace_parameter
 from paradl_bench.strategies.running.sharded_module import Call, Rule, Sharding, beside, functions_of, instead
+from paradl_bench.strategies.running.summed_gradients import SummedGradients
 from paradl_bench.strategies.splitting.channel_shards import with_parameter_shapes
 from paradl_bench.strategies.splitting.grouped_products import GROUPED, ends_given, rows_given, with_ends, with_rows
 from paradl_bench.strategies.splitting.options import SplitOptions
@@ -92,6 +93,8 @@ def _sharding(
             run = _Column(part, inputs[piece.leader], sequence, last=last_of[piece.leader] == index)
         elif piece.part != "row":
             run = _Inside(part, random)
+            if piece.part == "inside" and (piece.whole or layer.parameters):
+                run = SummedGradients(group, run, _is_part)
         rules[index] = Rule(functions_of(layer), run)
     rules |= sequence.sums(network, frozenset(parts)) if sequence else {}
     on_tokens = sequence.rules(network) if sequence else {}
@@ -113,6 +116,10 @@ def _sharding(
         within=partial(_sharding, network, held, pairs, group, settings) if sequence else None,
         inside=on_tokens,
     )
+
+
+def _is_part(tensor: torch.Tensor) -> bool:
+    return getattr(tensor, _MARK, None) is not None
 
 
 def _take(tensor: torch.Tensor, dim: int, ranges: Ranges) -> torch.Tensor:

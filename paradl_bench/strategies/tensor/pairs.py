@@ -20,7 +20,7 @@ from typing import Literal, NamedTuple
 
 from paradl_bench.core.errors import UserError, unknown_choice
 from paradl_bench.network.graph import RETURNS_INPUT, Layer, ModelGraph
-from paradl_bench.plan.compute import layers_with_gradient
+from paradl_bench.plan.compute import layers_with_gradient, names_with_gradient
 from paradl_bench.strategies.splitting.channel_shards import NOT_CHOSEN
 from paradl_bench.strategies.tensor.cuts import CannotCut, Cut, cuts_of_inputs
 from paradl_bench.strategies.tensor.linear import SHARED, Linear, linear_layers
@@ -44,6 +44,7 @@ class Piece(NamedTuple):
         atoms: pieces of the block that stay whole.
         leader: of layers by columns, the first of those that read the same tensor, which share the all-reduce of its
             gradient.
+        whole: of an operation between, which inputs every rank reads whole and makes a part of the gradient of.
     """
 
     part: Part
@@ -53,6 +54,7 @@ class Piece(NamedTuple):
     block: int
     atoms: int
     leader: int
+    whole: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,6 +106,7 @@ class _Walk:
     end: Part = "row"
     cuts: dict[int, Cut] = field(default_factory=dict)
     inputs: dict[int, tuple[Cut | None, ...]] = field(default_factory=dict)
+    whole: dict[int, tuple[int, ...]] = field(default_factory=dict)
     parts: dict[int, Part] = field(default_factory=dict)
 
     @property
@@ -142,7 +145,7 @@ class _Finder:
             for name in layer.inputs:
                 if name in self._index and not layer.attributes.get(RETURNS_INPUT):
                     self._readers.setdefault(self._index[name], []).append(index)
-        self._constant = _constants(network)
+        self._constant, self._with_gradient = _constants(network), names_with_gradient(network)
         self._linear: dict[int, Linear] = {}
         self._tied: dict[int, Linear] = {}
         self._tables: tuple[int, ...] = ()
@@ -158,6 +161,7 @@ class _Finder:
             else:
                 self._linear[index] = linear
         self._trained = {parameter.name: parameter.shape for parameter in network.parameters}
+        self._shapes = self._trained | {tensor.name: tensor.shape for tensor in (*network.frozen, *network.buffers)}
 
     def find(self) -> Pairs:
         # The logits before all: nothing else is as large.
@@ -217,7 +221,8 @@ class _Finder:
             walk.inputs[index] = ()
             if part == "inside":
                 _check_plain(self._layers[index])
-                walk.inputs[index] = cuts_of_inputs(self._layers[index], cut)
+                walk.inputs[index] = cuts_of_inputs(self._layers[index], cut, self._shapes_of(self._layers[index]))
+                walk.whole[index] = self._whole_reads(index, walk.inputs[index])
                 open_cuts += self._producers(index, walk.inputs[index])
         if "column" not in walk.parts.values():
             raise CannotCut("no linear layer")
@@ -232,6 +237,10 @@ class _Finder:
         if layer.kind == "embedding" and cut.dim == -1 and index not in self._tables and self._is_own(layer):
             return "lookup"
         return "inside"
+
+    def _shapes_of(self, layer: Layer) -> list[tuple[int, ...]]:
+        # One of an unknown shape counts as one that no rank can read whole.
+        return [self._shapes.get(name, layer.output_shape) for name in layer.parameters]
 
     def _is_constant(self, name: str) -> bool:
         return name in self._index and self._constant[self._index[name]]
@@ -261,6 +270,15 @@ class _Finder:
         if any(cut is not None and other not in known for other, cut in zip(layer.input_shapes, cuts, strict=True)):
             raise CannotCut(f"{layer.name}, which reads a tensor that no layer writes")
         return producers
+
+    def _whole_reads(self, index: int, cuts: tuple[Cut | None, ...]) -> tuple[int, ...]:
+        """Which inputs are read whole and get a gradient, of which every rank then makes a part."""
+        layer = self._layers[index]
+        cut = {name for name, _ in self._producers(index, cuts)}
+        whole = self._with_gradient.intersection(layer.inputs) - cut
+        if whole and len(layer.values_read) != len(cuts):
+            raise CannotCut(f"{layer.name}, whose inputs cannot be told apart")
+        return tuple(at for at, (name, _) in enumerate(layer.values_read) if name in whole)
 
     def _has_attention(self, walk: _Walk) -> bool:
         return any(self._layers[index].kind in ("attention", "softmax", "matmul") for index in walk.cuts)
@@ -320,7 +338,7 @@ class _Finder:
                 for index, cut in walk.cuts.items():
                     part, inputs = walk.parts[index], walk.inputs[index]
                     takes = any(self._is_constant(name) for name, _ in self._producers(index, inputs))
-                    pieces[index] = Piece(part, cut, inputs, takes, number, atoms, index)
+                    pieces[index] = Piece(part, cut, inputs, takes, number, atoms, index, walk.whole.get(index, ()))
                 pieces[walk.row] = Piece(walk.end, Cut(-1), (), False, number, atoms, walk.row)
                 tables = self._tables if walk.end == "loss" else ()
                 pieces |= {index: Piece("table", Cut(-1), (), False, number, atoms, index) for index in tables}

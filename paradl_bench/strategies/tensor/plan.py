@@ -16,11 +16,12 @@ RowwiseParallel, which issue the same all-reduces where the layers by columns ar
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 
 import msgspec
 
 from paradl_bench.network.graph import Layer, ModelGraph
-from paradl_bench.network.kinds.autocast import widths_of
+from paradl_bench.network.kinds.autocast import Width, widths_of
 from paradl_bench.network.partition import Interval, cut
 from paradl_bench.plan.axis_planner import AxisPlace, Latest, PartsHeld, ShardedLayers, part_of_layer, shard_label
 from paradl_bench.plan.compute import LayerShard, input_needs_gradient
@@ -36,12 +37,12 @@ from paradl_bench.strategies.tensor.sequence.options import SequenceOptions
 from paradl_bench.strategies.tensor.sequence.parts import (
     Messages,
     SequenceParts,
-    arriving_summed,
     find_parts,
     refuse_sequence,
     shards_of_tokens,
     with_messages,
 )
+from paradl_bench.strategies.tensor.summed import arriving_summed, sum_of, summed_parameters
 from paradl_bench.strategies.tensor.vocabulary.parts import loss_memory, sums_of_loss, table_part
 
 Ranges = tuple[Interval, ...]
@@ -112,7 +113,9 @@ class TensorPlanner:
             for index, piece in pairs.pieces.items()
         }
         anew = {key: piece for key, piece in wanted.items() if key not in known}
-        known |= _shards_of_pieces(network, anew, place, settings, sequence, messages)
+        summed = summed_parameters(network, pairs, on_sequence=sequence is not None)
+        sums = {index: sum_of(index, summed, sizes, place) for index in summed}
+        known |= _shards_of_pieces(network, anew, place, settings, sums, sequence, messages)
         shards = {key[0]: known[key] for key in wanted}
         shards |= {
             linear.view: LayerShard(
@@ -130,7 +133,7 @@ class TensorPlanner:
         shapes_known = {tensor.name: tensor.shape for tensor in network.parameters}
         shapes = {name: held_shape(shapes_known[name], dim, ranges) for name, (dim, ranges) in held.items()}
         of_rank = with_parameter_shapes(network, shapes)
-        if sequence and (order := arriving_summed(network, sequence.summed)) != network.gradient_order:
+        if (order := arriving_summed(network, summed)) != network.gradient_order:
             of_rank = msgspec.structs.replace(of_rank, gradient_order=order)
         return ShardedLayers(shards, of_rank, pairs.notes)
 
@@ -151,6 +154,7 @@ def _shards_of_pieces(
     pieces: dict[tuple[int, int], Piece],
     place: AxisPlace,
     settings: PlanSettings,
+    sums: Mapping[int, tuple[Collective, ...]],
     sequence: SequenceParts | None,
     messages: Messages | None,
 ) -> dict[tuple[int, int], LayerShard]:
@@ -161,11 +165,14 @@ def _shards_of_pieces(
     for (index, extent), piece in pieces.items():
         layer, width = network.layers[index], widths[index].runs
         leads = piece.part == "column" and piece.leader == index and differentiated[index]
+        # Autograd comes to what was read last first.
+        whole = [_of_whole(layer, at, place, widths[index]) for at in reversed(piece.whole)]
         shard = LayerShard(
             shard_layer(layer, piece, Interval(0, extent)),
             label,
             after_fw=_of_output(layer, piece, place, width),
-            after_bw=(_of_gradient(layer, place, width),) if leads else (),
+            sums=sums.get(index, ()),
+            after_bw=(_of_gradient(layer, place, width),) if leads else tuple(whole),
             leader=piece.leader if piece.leader != index else None,
         )
         if sequence and messages:
@@ -188,6 +195,17 @@ def _of_gradient(layer: Layer, place: AxisPlace, width: int) -> Collective:
     """The all-reduce of the gradient of what a layer by columns reads, in what its product runs in."""
     elements = math.prod(layer.input_shapes[0])
     return place.collective("all_reduce", elements, batchless=0 in layer.batchless_inputs, element_bytes=width)
+
+
+def _of_whole(layer: Layer, at: int, place: AxisPlace, width: Width) -> Collective:
+    """The all-reduce of the gradient of a tensor that an operation between reads whole, in its own dtype."""
+    name, _ = layer.values_read[at]
+    return place.collective(
+        "all_reduce",
+        math.prod(layer.input_shapes[at]),
+        batchless=at in layer.batchless_inputs,
+        element_bytes=width.reads[layer.inputs.index(name)],
+    )
 
 
 def shard_layer(layer: Layer, piece: Piece, interval: Interval) -> Layer:

@@ -48,12 +48,17 @@ def deepseek_v2():
 def qwen3_moe():
     return small("qwen3_moe", moe_intermediate_size=20, num_experts=4, num_experts_per_tok=2, **SIZES)
 
+def qwen3():
+    "Queries and keys of each head are normalised, with weights that all heads share."
+    return small("qwen3", head_dim=8, **SIZES)
+
 def longer(model):
     model.input_shape = (12,)
     return model
 def longer_gpt2(): return longer(gpt2())
 def longer_deepseek_v2(): return longer(deepseek_v2())
 def longer_mixtral(): return longer(mixtral())
+def longer_qwen3(): return longer(qwen3())
 
 def bert_untied(): return bert(tied=False)
 def gpt2_untied(): return gpt2(tied=False)
@@ -164,6 +169,7 @@ CASES = {
     + [f"{name}:{text}:gpipe" for name in ("bert", "t5") for text in ("f2", "c2")]
     + [f"{name}:{text}:gpipe" for name in AFTER_LLAMA for text in ("d2", "t2", "p2")]
     + [*(f"{name}:e2:gpipe" for name in ("mixtral", "deepseek_v3")), "mixtral:t2:gpipe+sequence"]
+    + [f"{name}:t2:gpipe{further}" for name in ("qwen3", "qwen3_moe") for further in ("", "+sequence")]
     # The second stage reads turned keys that the first one made, in the dtype of what only the first one has.
     + [f"deepseek_v2:p2:{schedule}" for schedule in ("gpipe", "1f1b")]
     # Each rank routes its own tokens.
@@ -178,6 +184,7 @@ CASES = {
         *("bert:t4:gpipe", "t5:t4:gpipe", "mixtral:e4:gpipe", "deepseek_v3:d2e2:gpipe"),
         *("mixtral:e2t2:gpipe", "deepseek_v3:t2e2:gpipe", "mixtral:x2e2:gpipe"),
         *("mixtral:e2t2:gpipe+sequence", "longer_mixtral:x2t2:gpipe+sequence", "mixtral:p2t2:zb+sequence"),
+        *("qwen3:p2t2:1f1b+sequence", "longer_qwen3:x2t2:gpipe+sequence", "qwen3_moe:e2t2:gpipe"),
         *("mixtral:d2x2:gpipe", "mixtral:x2t2:gpipe", "mixtral:p2x2:1f1b", "deepseek_v3:p2x2:1f1b"),
         *("deepseek_v2:d2x2:gpipe", "deepseek_v2:p2t2:1f1b"),
         # Twelve tokens, which four ranks divide.

@@ -174,6 +174,14 @@ def deepseek_v3():
     model.input_shape = (12,)
     return model
 
+def qwen3():
+    "Queries and keys of each head are normalised, with weights that all heads share."
+    from paradl_bench.network.models.language_models import build_language_model
+    sizes = {"hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2, "head_dim": 8, "vocab_size": 53}
+    model = build_language_model("qwen3", num_attention_heads=4, num_key_value_heads=2, **sizes)
+    model.input_shape = (12,)
+    return model
+
 class Mixed(nn.Module):
     "Experts in blocks, each of which is a unit of two groups of parameters."
     def __init__(self):
@@ -327,6 +335,7 @@ OF_EXPERTS[4] += ["Routed x4", "Routed z3d2x2", "Routed p2x2 schedule=1f1b micro
 OF_LANGUAGE = [f"deepseek_v3 {strategy}" for strategy in ("d2", "t2", "e2", "p2 micro_batches=4", "x2")]
 OF_LANGUAGE += [f"deepseek_v3 x2 context_exchange={exchange}" for exchange in ("all-to-all", "ring")]
 OF_LANGUAGE += [f"t5 {strategy} dtype=bf16-weights" for strategy in ("d2", "p2 micro_batches=4")]
+OF_LANGUAGE += [f"qwen3 t2{further}" for further in ("", " sequence_parallel=on", " recompute=all")]
 TOLERANCE = 0.01
 """Losses, targets and counters are not predicted, and these networks are small."""
 

@@ -73,6 +73,7 @@ NESTED = {
         *("pipeline_idioms.Attending:d2p2:zb:2", "pipeline_idioms.ChangedChannels:p2s2:1f1b:2"),
         *("transformer_networks.Tied:d2p2:1f1b:2", "transformer_networks.Tied:p2t2:zb:2"),
         *("Residual:p2f2:zbv:4", "transformer_networks.gpt2:p2t2:zbv:2", "Normed:p2s2:zbv:4"),
+        "transformer_networks.Scaled:p2t2:zb:2",
         *("Residual:p2f2:dualpipev:4", "transformer_networks.gpt2:p2t2:dualpipev:4", "Normed:s2p2:dualpipev:5"),
         *("pipeline_idioms.ViewedChannels:p2s2:zb:2", "pipeline_idioms.AuxiliaryImages:p2s2:gpipe:2"),
     ],
@@ -193,7 +194,7 @@ CLIPPED = {
 
 # Parts of layers or of tokens in stages, by autocast: as far from fp64 as serial training in bf16, and sent as planned.
 LOWERED = ("Own:d2t2:gpipe:1", "Split:p2t2:1f1b:2:up", "Own:p2t2:zb:3", "gpt2_tokens:p2t2:zb:2:sequence")
-LOWERED += ("gpt2_tokens:p2x2:1f1b:2:ring",)
+LOWERED += ("gpt2_tokens:p2x2:1f1b:2:ring", "Scaled:p2t2:1f1b:2")
 MORE_LOWERED = {
     2: (
         *("Own:t2:gpipe:1", "Split:t2:gpipe:1", "gpt2:t2:gpipe:1", "bert:t2:gpipe:1"),

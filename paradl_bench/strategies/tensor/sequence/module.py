@@ -2,21 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any
 
 import torch
-from torch.utils._pytree import tree_map_only
 
 from paradl_bench.network.graph import ModelGraph
 from paradl_bench.strategies.running.group_functions import Group, gather_for_all, reduce_scatter, sum_gradients
 from paradl_bench.strategies.running.own_randomness import OwnRandomness
 from paradl_bench.strategies.running.sharded_module import Call, Rule, functions_of
+from paradl_bench.strategies.running.summed_gradients import Run, SummedGradients
 from paradl_bench.strategies.tensor.sequence.on_tokens import OnTokens, OwnTokens
 from paradl_bench.strategies.tensor.sequence.parts import SEQUENCE, SequenceParts
 from paradl_bench.strategies.tensor.sequence.sorted_rows import gathered_rows, scattered_rows
 
-Run = Callable[[Call, tuple[Any, ...], dict[str, Any]], Any]
 _TOLD_BY = "_paradl_sequence"
 
 
@@ -77,7 +75,7 @@ class SequenceRun:
         All of a parameter, whatever part of it other rules take.
         """
         alone = self._parts.summed.keys() - pieces
-        return {index: Rule(functions_of(network.layers[index]), _Summed(self._group)) for index in alone}
+        return {index: Rule(functions_of(network.layers[index]), SummedGradients(self._group)) for index in alone}
 
     def rules(self, network: ModelGraph) -> dict[int, Rule]:
         """Of layers on a part of the sequence, which are in no pair."""
@@ -104,22 +102,3 @@ class _Entered:
         if args:
             return self._run(function, (self._own.part(args[0], -1), *args[1:]), kwargs)
         return self._run(function, args, kwargs | {"input": self._own.part(kwargs["input"], -1)})
-
-
-class _Summed:
-    """An operation whose parameters' gradients are summed over the group: each rank makes a part of them."""
-
-    def __init__(self, group: Group) -> None:
-        self._group = group
-
-    def __call__(self, function: Call, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        given: dict[int, torch.Tensor] = {}
-        tree_map_only(torch.nn.Parameter, lambda parameter: given.setdefault(id(parameter), parameter), (args, kwargs))
-        trained = {key: parameter for key, parameter in given.items() if parameter.requires_grad}
-        if not trained or not torch.is_grad_enabled():
-            return function(*args, **kwargs)
-        summed = dict(zip(trained, sum_gradients(list(trained.values()), self._group), strict=True))
-        args, kwargs = tree_map_only(
-            torch.nn.Parameter, lambda parameter: summed.get(id(parameter), parameter), (args, kwargs)
-        )
-        return function(*args, **kwargs)

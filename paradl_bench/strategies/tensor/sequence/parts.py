@@ -13,14 +13,13 @@ torch.distributed.tensor.parallel's SequenceParallel.
 from __future__ import annotations
 
 import math
-from collections import Counter
 from typing import NamedTuple
 
 from paradl_bench.core.errors import UserError, uneven
 from paradl_bench.network.graph import DTYPE_BYTES, Layer, ModelGraph, Value
 from paradl_bench.plan.axes.kind import Trait
 from paradl_bench.plan.axis_planner import AxisPlace
-from paradl_bench.plan.compute import INPUT, LayerShard, layers_with_gradient
+from paradl_bench.plan.compute import INPUT, LayerShard, names_with_gradient
 from paradl_bench.plan.mesh import degree_of
 from paradl_bench.plan.strategy import Strategy
 from paradl_bench.plan.tasks import Collective
@@ -29,6 +28,7 @@ from paradl_bench.strategies.tensor.cuts import CannotCut, Cut
 from paradl_bench.strategies.tensor.pairs import Pairs, Piece
 from paradl_bench.strategies.tensor.sequence.rows import OF_TOKENS, Held, Order
 from paradl_bench.strategies.tensor.sequence.tokens import TokenLayer, TokenWalk, part_of_tokens
+from paradl_bench.strategies.tensor.summed import Summed, sum_of, summed_parameters
 
 SEQUENCE = Cut(-2)
 """Of what features lie behind."""
@@ -53,7 +53,7 @@ class SequenceParts(NamedTuple):
     gathered: frozenset[int] = frozenset()
     scattered: dict[int, int] = {}  # noqa: RUF012
     sorted_rows: frozenset[int] = frozenset()
-    summed: dict[int, tuple[str, ...]] = {}  # noqa: RUF012
+    summed: Summed = {}  # noqa: RUF012
     refused: str = ""
 
 
@@ -71,40 +71,8 @@ def find_parts(network: ModelGraph, pairs: Pairs) -> SequenceParts:
         frozenset(walk.gathered),
         walk.scattered,
         frozenset(walk.sorted_rows),
-        _summed(network, pairs),
+        summed_parameters(network, pairs, on_sequence=True),
     )
-
-
-def _summed(network: ModelGraph, pairs: Pairs) -> dict[int, tuple[str, ...]]:
-    trained = {parameter.name for parameter in network.parameters}
-    # Of matrices of experts, a rank has the features that it multiplies all rows with.
-    views = {linear.view for linear in pairs.linear.values()}
-    summed = {}
-    for index, layer in enumerate(network.layers):
-        piece = pairs.pieces.get(index)
-        if index in views:
-            continue
-        parameters = tuple(name for name in layer.parameters if name in trained) if piece is None else ()
-        if piece is not None and piece.part == "row" and pairs.linear[index].bias:
-            parameters = (pairs.linear[index].bias,)
-        if parameters:
-            summed[index] = parameters
-    return summed
-
-
-def arriving_summed(network: ModelGraph, summed: dict[int, tuple[str, ...]]) -> tuple[str, ...]:
-    """Parameters in the order in which gradients arrive: one message sums a layer's, in the order that it reads them.
-
-    Without it they arrive as its kernel returns them: the bias of a linear layer before the weight.
-    """
-    readers = Counter(name for layer in network.layers for name in layer.parameters)
-    places = {name: place for place, name in enumerate(network.gradient_order)}
-    order = list(network.gradient_order)
-    for names in summed.values():
-        alone = [name for name in names if readers[name] == 1 and name in places]
-        for place, name in zip(sorted(places[name] for name in alone), alone, strict=True):
-            order[place] = name
-    return tuple(order)
 
 
 class _SortedRows(NamedTuple):
@@ -130,9 +98,7 @@ class _Walk(TokenWalk):
         self.sorted_rows: dict[int, _SortedRows] = {}
         self._pieces = pairs.pieces
         self._own = {network.layers[index].name for index in pairs.pieces}
-        differentiated = layers_with_gradient(network)
-        names = (layer.name for layer in network.layers)
-        self._with_gradient = {name for name, made in zip(names, differentiated, strict=True) if made}
+        self._with_gradient = names_with_gradient(network)
         self._of_sample = {INPUT}
 
     def run(self) -> None:
@@ -247,9 +213,7 @@ class Messages:
 
     def sum_of(self, index: int) -> tuple[Collective, ...]:
         """That of the gradients of a layer's parameters."""
-        size = sum(self._sizes_bytes[name] for name in self._parts.summed.get(index, ()))
-        all_reduce = self._place.collective("all_reduce", size, batchless=True, element_bytes=1)
-        return (all_reduce,) if size else ()
+        return sum_of(index, self._parts.summed, self._sizes_bytes, self._place)
 
     def of_numbers(self, layer: Layer) -> tuple[Collective, ...]:
         """That of the numbers of rows of each expert, in front of the rows."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
+from contextlib import nullcontext
 
 import msgspec
 import pytest
@@ -14,7 +15,7 @@ from network_factory import NetworkFactory
 
 from paradl_bench.core.errors import UserError
 from paradl_bench.measure.tracing.tracing import trace_network
-from paradl_bench.network.graph import ModelGraph
+from paradl_bench.network.graph import Layer, ModelGraph
 from paradl_bench.network.models.catalog import load_model
 from paradl_bench.network.partition import Interval
 from paradl_bench.plan.axis_planner import AxisPlace
@@ -22,7 +23,7 @@ from paradl_bench.plan.compute import LayerShard
 from paradl_bench.plan.settings import PlanSettings, plan_settings
 from paradl_bench.plan.strategy import parse_strategy
 from paradl_bench.strategies.nesting.catalog import planner_for
-from paradl_bench.strategies.tensor.cuts import Cut
+from paradl_bench.strategies.tensor.cuts import CannotCut, Cut, cuts_of_inputs
 from paradl_bench.strategies.tensor.pairs import Pairs, find_pairs
 from paradl_bench.strategies.tensor.plan import TensorPlanner
 
@@ -58,6 +59,7 @@ def of_vocabulary(network: ModelGraph) -> dict[str, str]:
         ("Split", 1 + 2 + 2 + 1, 4, 0),
         # Half as many heads of keys and values in one projection with the queries.
         ("Fused", 1 + 2 + 1, 3, 0),
+        ("Scaled", 1 + 2 + 1, 3, 0),
         # The head, behind as many columns as rows.
         ("gpt2-medium", 24 * 2 + 1, 24 * 2, 0),
     ],
@@ -179,6 +181,70 @@ def test_unequal_projections_are_cut_by_heads_of_keys() -> None:
     assert pairs.pieces[fused].cut == Cut(-1, unequal=(12, 6, 6))
     assert pairs.pieces[fused].atoms == 2
     assert pairs.pieces[fused].cut.of((24,), Interval(1, 2), 2) == (Interval(6, 12), Interval(15, 18), Interval(21, 24))
+
+
+def test_gradients_of_what_all_heads_share_are_summed() -> None:
+    """Each rank makes a part of them: a sum over its own heads."""
+    network = trace("Scaled")
+    settings = plan_settings(batch=2)
+    shards = TensorPlanner().shard(network, AxisPlace(parse_strategy("t2").axes[0], 0, 0, 2), settings).shards
+    sums = {network.layers[i].name: [sum.message_bytes for sum in shard.sums] for i, shard in shards.items()}
+    head = 3
+    assert {name: sizes for name, sizes in sums.items() if sizes} == {
+        "of_both": [2 * head * ELEMENT_BYTES],
+        "of_both#2": [2 * head * ELEMENT_BYTES],
+        "of_keys": [head * ELEMENT_BYTES],
+    }
+    whole = {index: piece.whole for index, piece in find_pairs(network).pieces.items() if piece.whole}
+    of_whole = {network.layers[i].name: [sum.message_bytes for sum in shards[i].after_bw] for i in whole}
+    assert of_whole == {"mul": [head * ELEMENT_BYTES], "mul#2": [ELEMENT_BYTES]}
+
+
+HEADS = (4, 10, 6)
+"""Heads, tokens, features of a head."""
+
+
+def of_kind(kind: str, output: tuple[int, ...] = HEADS, **attributes: object) -> Layer:
+    return Layer(
+        name="it",
+        kind=kind,
+        attributes=attributes,  # type: ignore[arg-type]
+        input_shapes=(HEADS,),
+        output_shape=output,
+        parameters=("weight",),
+    )
+
+
+@pytest.mark.parametrize(
+    ("layer", "parameter", "possible"),
+    [
+        (of_kind("norm", function="rms_norm", size=(6,)), (6,), (-3, -2)),
+        (of_kind("norm", function="layer_norm", size=(10, 6)), (10, 6), (-3,)),
+        # A channel is normalised with others.
+        (of_kind("norm", function="group_norm", size=2), (4,), ()),
+        # Backward needs a part of a weight that has an entry for each head.
+        (of_kind("elementwise", function="mul"), (4, 1, 1), (-2, -1)),
+        (of_kind("elementwise", function="mul"), (6,), (-3, -2)),
+        # It has an entry for each position of the second dim, whatever its shape says.
+        (of_kind("activation", function="prelu"), (10,), ()),
+    ],
+)
+def test_parameters_are_read_whole_where_they_have_no_part(
+    layer: Layer, parameter: tuple[int, ...], possible: tuple[int, ...]
+) -> None:
+    for dim in (-3, -2, -1):
+        with nullcontext() if dim in possible else pytest.raises(CannotCut, match="needs all of it"):
+            assert cuts_of_inputs(layer, Cut(dim), [parameter]) == (Cut(dim),)
+
+
+@pytest.mark.parametrize(("along", "possible"), [(-1, (-3, -2)), ((-2, -1), (-3,)), (None, ())])
+def test_means_run_on_parts_of_other_dims(along: object, possible: tuple[int, ...]) -> None:
+    dims = along if isinstance(along, tuple) else (along,)
+    output = tuple(1 if at in dims else extent for at, extent in zip((-3, -2, -1), HEADS, strict=True))
+    layer = of_kind("reduction", output, function="mean", dim=along, keepdim=True)
+    for dim in (-3, -2, -1):
+        with nullcontext() if dim in possible else pytest.raises(CannotCut, match="needs all of it"):
+            assert cuts_of_inputs(msgspec.structs.replace(layer, parameters=()), Cut(dim)) == (Cut(dim),)
 
 
 def test_heads_of_keys_and_values_limit_the_ranks() -> None:
