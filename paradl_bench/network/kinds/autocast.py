@@ -129,6 +129,8 @@ def _widths(same: Same[ModelGraph], dtype: str, device: str, in_what_they_read: 
     of_parameters = {tensor.name: DTYPE_BYTES[tensor.dtype] for tensor in network.held_parameters}
     made: dict[str, int] = {}
     masks: set[str] = set()
+    single = {tensor.name for tensor in network.held_parameters if not tensor.shape}
+    single |= {layer.name for layer in network.layers if layer.batchless and not layer.output_shape}
     own = None if in_what_they_read else _OwnConversions(network, dtype, lower, kept)
     widths = []
     for layer in network.layers:
@@ -138,7 +140,8 @@ def _widths(same: Same[ModelGraph], dtype: str, device: str, in_what_they_read: 
             width = Width(reads, reads[0])
         elif is_autocast(dtype):
             given_back = own.given_back(layer, reads) if own else reads
-            kind, widening = kinds.get(layer.kind), _of_numbers(layer, given_back, masks)
+            kind, read = kinds.get(layer.kind), [*zip(layer.inputs, given_back, strict=True)]
+            widening = _widening([*read, *zip(layer.parameters, parameter_bytes, strict=True)], masks, single)
             width = _width(layer, kind, given_back, widening, parameter_bytes, lower, kept, device)
             width = own.of(layer, width, reads) if own else width
         else:
@@ -157,9 +160,13 @@ def _returns_mask(layer: Layer, kind: LayerKind | None, masks: set[str]) -> bool
     return kind.returns_mask(layer.attributes) or (kind.view and bool(layer.inputs) and masks.issuperset(layer.inputs))
 
 
-def _of_numbers(layer: Layer, reads: tuple[int, ...], masks: set[str]) -> tuple[int, ...]:
-    """Bytes of an element of what a layer reads of numbers: truths make nothing wider."""
-    return tuple(size for name, size in zip(layer.inputs, reads, strict=True) if name not in masks)
+def _widening(read: Sequence[tuple[str, int]], masks: set[str], single: set[str]) -> tuple[int, ...]:
+    """Of what is read, by name, bytes of an element of what a result is as wide as.
+
+    Truths make nothing wider, and a single number (a tensor without dims) nothing that has dims.
+    """
+    numbers = [(name, size) for name, size in read if name not in masks]
+    return tuple(size for name, size in numbers if name not in single) or tuple(size for _, size in numbers)
 
 
 class _OwnConversions:
@@ -202,7 +209,7 @@ def _width(
     """Of a layer under autocast.
 
     Args:
-        widening: bytes of an element of each of what it reads that is no mask. parameter_bytes: of each parameter.
+        widening: as of :func:`_widening`. parameter_bytes: bytes of an element of each parameter.
     """
     cast = "widest" if kind is None else kind.autocast(layer.attributes, device)
     if layer.dtype == "fp64":
@@ -218,7 +225,7 @@ def _width(
         return Width(reads, reads[0])
     if layer.dtype != KEPT_DTYPE:
         return Width(reads, DTYPE_BYTES[layer.dtype])
-    return Width(reads, max((*widening, *parameter_bytes), default=kept))
+    return Width(reads, max(widening, default=kept))
 
 
 def dtype_made(layer: Layer, width: Width, dtype: str) -> str:

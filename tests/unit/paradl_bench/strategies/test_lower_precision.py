@@ -58,15 +58,15 @@ class Volumes(nn.Module):
         return self.head(F.adaptive_avg_pool3d(F.max_pool3d(self.two(x), 2), 1).flatten(1))
 
 class Attention(nn.Module):
-    "Products of activations, softmax, layer normalisation, parameters that are added."
+    "Products of activations, softmax, layer normalisation, parameters that are added, scales that are single numbers."
     input_shape = (6, 8)
     def __init__(self):
         super().__init__()
-        self.place = nn.Parameter(torch.zeros(6, 8))
+        self.place, self.scale = nn.Parameter(torch.zeros(6, 8)), nn.Parameter(torch.ones(()))
         self.norm, self.qkv, self.head = nn.LayerNorm(8), nn.Linear(8, 24), nn.Linear(8, 3)
     def forward(self, x):
         q, k, v = self.qkv(self.norm(x + self.place)).chunk(3, -1)
-        y = torch.matmul(torch.softmax(q @ k.transpose(-1, -2) / 3.0, -1), v)
+        y = torch.matmul(torch.softmax(q @ k.transpose(-1, -2) / 3.0, -1), v) * self.scale.exp() * self.scale
         y = y + F.scaled_dot_product_attention(q, k, v) + self.place
         return self.head(F.gelu(y.mean(1)))
 """
