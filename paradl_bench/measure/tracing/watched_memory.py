@@ -52,7 +52,10 @@ class MemoryWatch:
             plain: as if all tensors lay in memory in the order of their elements.
         """
         given = tree_map_only(torch.Tensor, _described, (call.arguments, call.changed_part))
-        key = call.function, plain, call.gradient, repr(given)
+        # What autograd keeps is told by place among activations, which parameters are none of.
+        activations = {id(tensor) for tensor in call.activations}
+        are_activations = tuple(id(tensor) in activations for tensor in tensor_leaves(call.arguments))
+        key = call.function, plain, call.gradient, repr(given), are_activations
         if key not in self._known:
             try:
                 self._known[key] = _watch(call, self._batch, plain)
