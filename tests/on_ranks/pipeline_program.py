@@ -52,8 +52,8 @@ from paradl_bench.ranks.groups.process_groups import RankContext, join_ranks
 from paradl_bench.strategies.nesting.catalog import planner_for
 from paradl_bench.strategies.nesting.parallel import ParallelModule, build_parallel
 from paradl_bench.strategies.passes.lower_precision import settings_of_update
+from paradl_bench.strategies.running import summed_gradients
 from paradl_bench.strategies.running.autocast import as_given, autocast_to, hold_weights
-from paradl_bench.strategies.tensor.sequence import module as of_sequence
 
 SAMPLES = 2
 """Of a micro-batch."""
@@ -200,7 +200,7 @@ def without_sums(case: Case) -> contextlib.AbstractContextManager[Any]:
     """Inside, no gradients of parameters are summed over parts of the sequence, if the case asks for that."""
     if not case.unsummed:
         return contextlib.nullcontext()
-    return mock.patch.object(of_sequence, "sum_gradients", lambda parameters, _: tuple(parameters))
+    return mock.patch.object(summed_gradients, "sum_gradients", lambda parameters, _: tuple(parameters))
 
 
 def settings_of(case: Case) -> PlanSettings:

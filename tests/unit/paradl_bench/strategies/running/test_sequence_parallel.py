@@ -20,6 +20,7 @@ from paradl_bench.plan.settings import PlanSettings, plan_settings
 from paradl_bench.plan.strategy import parse_strategy
 from paradl_bench.plan.tasks import Collective, Phase, Plan, Transfer
 from paradl_bench.strategies.nesting.catalog import planner_for
+from paradl_bench.strategies.running import summed_gradients
 from paradl_bench.strategies.running.group_functions import gather
 from paradl_bench.strategies.tensor.sequence import module as running
 from paradl_bench.strategies.tensor.sequence import sorted_rows
@@ -64,7 +65,7 @@ def own_gradient_alone(self: running.SequenceRun, part: torch.Tensor) -> torch.T
 @pytest.mark.parametrize(
     ("owner", "name", "broken", "differing"),
     [
-        (running, "sum_gradients", own_part_alone, "the gradient of transformer.ln_f.bias"),
+        (summed_gradients, "sum_gradients", own_part_alone, "the gradient of transformer.ln_f.bias"),
         (running.SequenceRun, "bias", own_bias_alone, "the gradient of transformer.h.1.mlp.c_proj.bias"),
         (running.SequenceRun, "gathered", own_gradient_alone, "the gradient of transformer.wte.weight"),
     ],
@@ -87,7 +88,7 @@ def in_order_of_ranks(rows: torch.Tensor, sizes: Any) -> torch.Tensor:
 
 @pytest.mark.parametrize(
     ("owner", "name", "broken"),
-    [(sorted_rows, "in_columns", in_order_of_ranks), (running, "sum_gradients", own_part_alone)],
+    [(sorted_rows, "in_columns", in_order_of_ranks), (summed_gradients, "sum_gradients", own_part_alone)],
     ids=["rows in the order of ranks", "routers' gradients of own tokens"],
 )
 def test_what_is_broken_of_experts_differs(
