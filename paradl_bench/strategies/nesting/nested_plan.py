@@ -154,15 +154,20 @@ class NestedPlanner:
         return self._found_shards(network, strategy, settings)
 
     def _found_shards(self, network: ModelGraph, strategy: Strategy, settings: PlanSettings) -> ReplicaShards:
-        # Strategies of a search differ in turns and buckets, which change nothing of what ranks run of layers.
-        options = {kind for index in self._sharding for kind in strategy.axes[index].declared.options}
-        decisive = tuple(given for given in settings.axes if type(given) in options - {ExchangeOptions})
-        others = msgspec.structs.replace(settings, axes=decisive, batch=1, accumulate=1)
-        key = strategy, samples_at_once(strategy, settings), others
+        key = strategy, samples_at_once(strategy, settings), self._decisive(strategy, settings)
         return _LATEST.get(network, key, lambda: self._find_shards(network, strategy, settings))
 
+    def _decisive(self, strategy: Strategy, settings: PlanSettings) -> PlanSettings:
+        """Settings with what decides what ranks run of layers, beside the samples that they have at once.
+
+        Strategies of a search differ in turns and buckets, which do not: planners of axes know theirs again by these.
+        """
+        options = {kind for index in self._sharding for kind in strategy.axes[index].declared.options}
+        axes = tuple(given for given in settings.axes if type(given) in options - {ExchangeOptions})
+        return msgspec.structs.replace(settings, axes=axes, batch=1, accumulate=1)
+
     def _find_shards(self, network: ModelGraph, strategy: Strategy, settings: PlanSettings) -> ReplicaShards:
-        local_batch = samples_at_once(strategy, settings)
+        local_batch, decisive = samples_at_once(strategy, settings), self._decisive(strategy, settings)
         distinct: list[ShardedLayers] = []
         of_coordinate: dict[tuple[int, ...], int] = {}
         known: dict[AxisPlace, ShardedLayers] = {}
@@ -170,7 +175,7 @@ class NestedPlanner:
         for position in positions(strategy):
             coordinate = tuple(position[index] for index in self._sharding)
             if coordinate not in of_coordinate:
-                sharded = self._shard(network, strategy, position, local_batch, settings, known)
+                sharded = self._shard(network, strategy, position, local_batch, decisive, known)
                 if settings.batch_norm == "sync":
                     sharded = synchronise_norms(sharded, network, strategy, settings)
                 number = next((i for i, other in enumerate(distinct) if other == sharded), len(distinct))
@@ -210,9 +215,10 @@ class NestedPlanner:
         smallest.
         """
         known: dict[AxisPlace, ShardedLayers] = {}
+        local_batch, decisive = samples_at_once(strategy, settings), self._decisive(strategy, settings)
         ends = [{0, axis.degree - 1} if index in self._sharding else {0} for index, axis in enumerate(strategy.axes)]
         for position in itertools.product(*map(sorted, ends)):
-            self._shard(network, strategy, position, samples_at_once(strategy, settings), settings, known)
+            self._shard(network, strategy, position, local_batch, decisive, known)
 
     def _shard(
         self,
