@@ -170,7 +170,7 @@ class Scaled(Own):
 
     def attend(self, x: torch.Tensor) -> torch.Tensor:
         q, k, v = (part.unflatten(-1, (self.heads, -1)).transpose(1, 2) for part in self.qkv(x).chunk(3, dim=-1))
-        q, k = self.of_both(q) * (1 + self.gain), self.of_keys(self.of_both(k)) * self.temperature.exp()
+        q, k = (self.of_both(q) * (1 + self.gain)).to(q.device), self.of_keys(self.of_both(k)) * self.temperature.exp()
         return self.out(F.scaled_dot_product_attention(q, k, v).transpose(1, 2).flatten(2))
 
 

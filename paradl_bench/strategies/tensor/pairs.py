@@ -359,7 +359,7 @@ class _Finder:
             source = self._index.get(layer.inputs[0], -1) if layer.inputs else -1
             if layer.attributes.get(RETURNS_INPUT) and source in pieces and pieces[source].part not in WHOLE_OUTPUT:
                 read = pieces[source]
-                untouched[index] = read._replace(part="inside", inputs=(read.cut,), takes=False, leader=index)
+                untouched[index] = read._replace(part="inside", inputs=(read.cut,), takes=False, leader=index, whole=())
         return untouched
 
     def _with_leaders(self, pieces: Mapping[int, Piece]) -> dict[int, Piece]:
