@@ -14,8 +14,8 @@ import pytest
 
 pytest.importorskip("torch")
 
+from host_network import held, namespaces_of, needs_nodes
 from in_process import run_in_process
-from networks import held, namespaces_of, needs_nodes
 from survival_program import children, start, wait_for, write_networks
 
 from calibrate.fitting.fit import fit_profile

@@ -15,7 +15,7 @@ import emulated_profile
 import emulation
 import emulation_cases
 import emulation_table
-from networks import needs_nodes
+from host_network import needs_nodes
 
 from paradl_bench.records.training.training_record import read_run
 

@@ -15,7 +15,7 @@ import pytest
 
 pytest.importorskip("torch")
 
-from networks import free_ports
+from host_network import free_ports
 from strangers import JOINS_AS_RANK_1, PRIES, WRITES_KEYS, network_of_its_own, stranger
 
 from paradl_bench.core.errors import WorkError

@@ -14,7 +14,7 @@ from pathlib import Path
 
 import pytest
 from click.testing import CliRunner
-from networks import held, needs_nodes
+from host_network import held, needs_nodes
 
 from paradl_bench.cli import group
 from paradl_bench.core.errors import UserError, WorkError
