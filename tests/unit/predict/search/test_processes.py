@@ -10,7 +10,7 @@ from pathlib import Path
 
 import msgspec
 import pytest
-from network_factory import NetworkFactory
+from network_factory import small_cnn
 from search_cases import found, profile_of
 
 from calibrate.profile.profile import write_profile
@@ -73,15 +73,9 @@ def test_an_items_error_is_raised_and_no_copy_stays(capfd: pytest.CaptureFixture
 
 
 def test_a_search_in_several_processes_finds_the_same(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    factory = NetworkFactory(4, 16, 16)
-    for index in range(6):
-        factory.conv(f"conv{index}", 8, 3, padding=1)
-    factory.flatten("flatten")
-    factory.linear("fc", 2)
-    factory.loss()
-    write_profile(tmp_path / "p.json", profile_of(factory.network("chain")))
+    write_profile(tmp_path / "p.json", profile_of(small_cnn(6, 2)))
     asked = tmp_path / "p.json", "--ranks", "8", "--batch", "16", "--memory", "200kB"
-    alone = found(*asked)
+    alone = found(*asked, model="small")
     assert alone["searched"][0]["too_large"] > 100
     monkeypatch.setattr(parts, "_MANY", 0)
     called: list[int] = []
@@ -91,5 +85,5 @@ def test_a_search_in_several_processes_finds_the_same(tmp_path: Path, monkeypatc
         return find_each(*arguments)  # type: ignore[arg-type]
 
     monkeypatch.setattr(parts, "find_each", counted)
-    assert found(*asked) == alone
+    assert found(*asked, model="small") == alone
     assert called
